@@ -1,0 +1,69 @@
+"""gradreg: gradients, and gradients of gradients, in PyTorch."""
+
+from gradreg import errors as errors
+from gradreg import penalties as penalties
+from gradreg import regularizers as regularizers
+from gradreg import schedules as schedules
+from gradreg.batch import Batch as Batch
+from gradreg.batch import as_batch as as_batch
+from gradreg.engine import Plan as Plan
+from gradreg.engine import directional as directional
+from gradreg.engine import gradients as gradients
+from gradreg.engine import plan as plan
+from gradreg.errors import GradregError as GradregError
+from gradreg.errors import ZeroSecondDerivativeWarning as ZeroSecondDerivativeWarning
+from gradreg.model import Ensemble as Ensemble
+from gradreg.model import SharedBase as SharedBase
+from gradreg.objective import Objective as Objective
+from gradreg.regularizers import Regularizer as Regularizer
+from gradreg.scalars import across_heads as across_heads
+from gradreg.scalars import all_logits as all_logits
+from gradreg.scalars import log_probability as log_probability
+from gradreg.scalars import logit as logit
+from gradreg.scalars import loss as loss
+from gradreg.scalars import margin as margin
+from gradreg.scalars import probability as probability
+from gradreg.scalars import token_loss as token_loss
+from gradreg.scalars import top_logit as top_logit
+from gradreg.scalars import true_logit as true_logit
+from gradreg.wrt import Activations as Activations
+from gradreg.wrt import Features as Features
+from gradreg.wrt import Inputs as Inputs
+from gradreg.wrt import Outputs as Outputs
+from gradreg.wrt import Params as Params
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Activations",
+    "Batch",
+    "Ensemble",
+    "Features",
+    "GradregError",
+    "Inputs",
+    "Objective",
+    "Outputs",
+    "Params",
+    "Plan",
+    "Regularizer",
+    "SharedBase",
+    "ZeroSecondDerivativeWarning",
+    "across_heads",
+    "all_logits",
+    "as_batch",
+    "directional",
+    "errors",
+    "gradients",
+    "log_probability",
+    "logit",
+    "loss",
+    "margin",
+    "penalties",
+    "plan",
+    "probability",
+    "regularizers",
+    "schedules",
+    "token_loss",
+    "top_logit",
+    "true_logit",
+]

@@ -1,0 +1,271 @@
+"""Route capture: pullbacks from one recorded forward to inputs, features, activations and outputs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.batch import Batch
+from gradreg.engine._coupling import check_uncoupled
+from gradreg.engine._evaluate import evaluate
+from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._request import Points, Request
+from gradreg.errors import CompatibilityError, DisconnectedWarning, GradregError
+from gradreg.model import Ensemble, devices_of, preserved
+from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
+
+_VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
+
+
+def capture_gradients(request: Request) -> dict[str, Tensor]:
+    """Return per-example gradients at the points of a request, from a forward of its own without side effects."""
+    size = request.chunk_size
+    if size is None or size >= len(request.batch):
+        return _captured(request, request.batch, request.at_points())
+    parts = []
+    for start in range(0, len(request.batch), size):
+        at = {name: value[start : start + size] for name, value in request.at_points().items()}
+        parts.append(_captured(request, request.batch[start : start + size], at))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+        capture = observe(request.model, batch, request.points, at=at, differentiable=request.differentiable)
+        check_batch_axes(request.model, request.inner, batch, capture, request.points)
+        return pull(
+            request.inner, capture, request.of, request.points, request.heads, differentiable=request.differentiable
+        )
+
+
+@dataclass
+class _Target:
+    """Where one requested key is found: behind the copies that heads read, beside a head, or below the copies."""
+
+    key: str
+    tensors: list[Tensor]
+    stacked: bool = False
+    head: int | None = None
+    batch_axis: int = 0
+    below: bool = False
+
+
+def pull(
+    model: nn.Module,
+    capture: Capture,
+    of: ScalarFunction,
+    points: Points,
+    heads: int | None,
+    *,
+    differentiable: bool,
+) -> dict[str, Tensor]:
+    """Pull one scalar back to recorded points: one pullback per target, for all heads together.
+
+    Points below the shared features (inputs, activations of the base) are then reached by one pullback per head, through
+    the base alone.
+
+    Args:
+        model: The model without wrappers.
+        capture: The recorded forward.
+        of: The scalar.
+        points: The points that are wanted, a subset of what was recorded.
+        heads: The number of heads, or None.
+        differentiable: Whether results carry a graph.
+
+    Returns:
+        From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
+    """
+    per_head = heads if not isinstance(of, AcrossHeads) else None
+    scalar = evaluate(of, capture.outputs, capture.batch, heads)
+    targets = _targets(model, capture, of, points, per_head)
+    _check_coupling(scalar, targets, capture)
+    leading = 1 if per_head is None else 2
+    target_shape = scalar.shape[leading:]
+    if scalar.requires_grad:
+        flat = scalar.reshape(*scalar.shape[:leading], -1)
+        columns = [
+            _pull_one(flat[..., t].sum(), targets, capture, per_head, differentiable) for t in range(flat.shape[-1])
+        ]
+    else:
+        nothing: list[Tensor | None] = [None] * len(targets)
+        columns = [nothing] * max(target_shape.numel(), 1)
+    if all(value is None for column in columns for value in column):
+        names = ", ".join(repr(target.key) for target in targets)
+        warnings.warn(
+            f"of={of!r} does not depend on {names}: the gradient is zero. Is the path cut by detach() or no_grad(), or is "
+            "another module on the path?",
+            DisconnectedWarning,
+            stacklevel=5,
+        )
+    results = {}
+    for position, target in enumerate(targets):
+        found = [column[position] for column in columns]
+        values = [_zeros(target, per_head) if value is None else value for value in found]
+        value = torch.stack(values, leading) if target_shape else values[0]
+        if target_shape:
+            value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
+        results[target.key] = value
+    return results
+
+
+def _targets(
+    model: nn.Module, capture: Capture, of: ScalarFunction, points: Points, per_head: int | None
+) -> list[_Target]:
+    targets = []
+    shared = isinstance(model, Ensemble)
+    for name in points.inputs:
+        if shared and per_head is not None:
+            targets.append(_shared(name, capture))
+        else:
+            targets.append(_Target(name, [capture.inputs[name]], below=per_head is not None))
+    if points.features:
+        if per_head is not None:
+            targets.append(_shared("features", capture))
+        else:
+            targets.append(_Target("features", [capture.sources["features"]]))
+    for key, recorded in capture.activations.items():
+        name = key.partition("#")[0]
+        wanted = points.calls.get(name)
+        if name not in points.activations or (wanted is not None and int(key.partition("#")[2] or 0) not in wanted):
+            continue
+        below = per_head is not None and recorded.head is None
+        targets.append(_Target(key, [recorded.tensor], head=recorded.head, batch_axis=recorded.batch_axis, below=below))
+    if points.outputs:
+        tensor = read_outputs(capture.outputs, getattr(of, "output", None))
+        targets.append(_Target("outputs", [tensor]))
+    return targets
+
+
+def _shared(name: str, capture: Capture) -> _Target:
+    copies = capture.copies[name]
+    return _Target(name, [copies], stacked=True) if isinstance(copies, Tensor) else _Target(name, copies)
+
+
+def _pull_one(
+    scalar: Tensor, targets: list[_Target], capture: Capture, per_head: int | None, differentiable: bool
+) -> list[Tensor | None]:
+    """Return the gradient of one summed scalar for every target, example first and heads second; None if unconnected."""
+    below = [target for target in targets if target.below]
+    direct = [target for target in targets if not target.below]
+    bridge = _tensors(capture.copies["features"]) if below else []
+    gradients = _grad(scalar, [tensor for target in direct for tensor in target.tensors] + bridge, None, differentiable)
+    found: dict[int, Tensor | None] = {}
+    for target in direct:
+        own, gradients = gradients[: len(target.tensors)], gradients[len(target.tensors) :]
+        found[id(target)] = _arranged(target, own, per_head)
+    if below and any(gradient is not None for gradient in gradients):
+        points = [target.tensors[0] for target in below]
+        rows = [
+            [None] * len(points)
+            if cotangent is None
+            else _grad(capture.sources["features"], points, cotangent, differentiable)
+            for cotangent in _cotangents(capture.copies["features"], gradients)
+        ]
+        for target, column in zip(below, zip(*rows, strict=True), strict=True):
+            if any(value is not None for value in column):
+                filled = [torch.zeros_like(target.tensors[0]) if value is None else value for value in column]
+                found[id(target)] = torch.stack([value.movedim(target.batch_axis, 0) for value in filled], 1)
+    return [found.get(id(target)) for target in targets]
+
+
+def _tensors(copies: Tensor | list[Tensor]) -> list[Tensor]:
+    return [copies] if isinstance(copies, Tensor) else copies
+
+
+def _cotangents(copies: Tensor | list[Tensor], gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the gradient of each head's scalar at the features, from that at stacked or listed copies."""
+    if isinstance(copies, Tensor):
+        (stacked,) = gradients
+        return [] if stacked is None else list(stacked.unbind(0))
+    return gradients
+
+
+def _arranged(target: _Target, gradients: list[Tensor | None], per_head: int | None) -> Tensor | None:
+    if all(gradient is None for gradient in gradients):
+        return None
+    if target.stacked and gradients[0] is not None:
+        return gradients[0].transpose(0, 1)
+    filled = [
+        gradient if gradient is not None else torch.zeros_like(tensor)
+        for gradient, tensor in zip(gradients, target.tensors, strict=True)
+    ]
+    if target.key == "outputs" or per_head is None:
+        return filled[0].movedim(target.batch_axis, 0)
+    if target.head is not None:  # an activation inside one head: the other heads do not depend on it
+        own = filled[0].movedim(target.batch_axis, 0)
+        return torch.stack([own if k == target.head else torch.zeros_like(own) for k in range(per_head)], 1)
+    return torch.stack(filled, 1)
+
+
+def _zeros(target: _Target, per_head: int | None) -> Tensor:
+    tensor = target.tensors[0]
+    if target.stacked:
+        return torch.zeros_like(tensor).transpose(0, 1)
+    own = torch.zeros_like(tensor).movedim(target.batch_axis, 0)
+    if target.key == "outputs" or per_head is None:
+        return own
+    return torch.stack([own] * per_head, 1)
+
+
+def _grad(scalar: Tensor, tensors: list[Tensor], cotangent: Tensor | None, differentiable: bool) -> list[Tensor | None]:
+    connected = [tensor for tensor in tensors if tensor.requires_grad]
+    if not connected or not scalar.requires_grad:
+        return [None] * len(tensors)
+    gradients = iter(
+        torch.autograd.grad(
+            scalar, connected, cotangent, retain_graph=True, create_graph=differentiable, allow_unused=True
+        )
+    )
+    return [next(gradients) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _check_coupling(scalar: Tensor, targets: list[_Target], capture: Capture) -> None:
+    if capture.normalized:
+        tensors = [tensor for target in targets for tensor in target.tensors if target.key != "outputs"]
+        check_uncoupled(scalar, tensors, capture.normalized, ", ".join(repr(target.key) for target in targets))
+
+
+def check_batch_axes(model: nn.Module, inner: nn.Module, batch: Batch, capture: Capture, points: Points) -> None:
+    """Refuse activations whose batch axis is not the stated one, by a forward of one example fewer.
+
+    Time-major networks and relative position biases have activations whose first axis is no example. Each activation of
+    a model is looked at once.
+
+    Raises:
+        CompatibilityError: If an activation does not shrink with the batch.
+    """
+    verified = _VERIFIED_AXES.setdefault(inner, set())
+    keys = {
+        key: recorded for key, recorded in capture.activations.items() if (key, recorded.batch_axis) not in verified
+    }
+    if not keys:
+        return
+    n = len(batch)
+    for key, recorded in keys.items():
+        shape = tuple(recorded.tensor.shape)
+        if recorded.tensor.dim() <= recorded.batch_axis or shape[recorded.batch_axis] != n:
+            raise CompatibilityError(_axis_text(key, recorded.batch_axis, shape, n))
+    fewer = batch[: n - 1] if n > 1 else batch[[0, 0]]
+    with grad_mode(), preserved(inner, devices_of(inner)):
+        try:
+            probe = observe(model, fewer, points, copies=False)
+        except (GradregError, RuntimeError, ValueError):
+            return  # a model that fixes the size of its batch; the axis had the right length
+    for key, recorded in keys.items():
+        if key not in probe.activations:
+            continue
+        length = probe.activations[key].tensor.shape[recorded.batch_axis]
+        if length != len(fewer):
+            raise CompatibilityError(_axis_text(key, recorded.batch_axis, tuple(recorded.tensor.shape), n))
+    verified.update((key, recorded.batch_axis) for key, recorded in keys.items())
+
+
+def _axis_text(key: str, axis: int, shape: tuple[int, ...], n: int) -> str:
+    return (
+        f"Axis {axis} of activation {key!r} (shape {shape}) does not run over the {n} examples. Where another axis does, name "
+        f'it: Activations("{key}", batch_axis=...); an activation without an axis of examples has no per-example gradient.'
+    )

@@ -1,0 +1,66 @@
+"""Evaluating `of` on captured outputs, one head at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from gradreg.batch import Batch
+from gradreg.errors import GradregError
+from gradreg.scalars import AcrossHeads, ScalarFunction, check_scalar
+
+_VMAP_FROM = 4
+
+
+def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis: int) -> Tensor:
+    """Apply a function to the outputs of every head, `[n, ...]` each, and stack the results at an axis.
+
+    Args:
+        function: From one head's outputs to a tensor.
+        outputs: Outputs of all heads, `[n, K, ...]` in every tensor.
+        heads: K.
+        axis: Where the heads go in the result.
+
+    Returns:
+        The stacked results.
+    """
+    leaves, structure = pytree.tree_flatten(outputs)
+
+    def one(*own: Any) -> Tensor:
+        return function(pytree.tree_unflatten(list(own), structure))
+
+    if heads >= _VMAP_FROM:
+        axes = tuple(1 if isinstance(leaf, Tensor) else None for leaf in leaves)
+        try:
+            values: Tensor = vmap(one, in_dims=axes, out_dims=axis, randomness="different")(*leaves)
+        except GradregError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            pass  # a function that vmap refuses; a genuine fault is raised again below
+        else:
+            return values
+    columns = [one(*(leaf[:, k] if isinstance(leaf, Tensor) else leaf for leaf in leaves)) for k in range(heads)]
+    return torch.stack(columns, axis)
+
+
+def evaluate(of: ScalarFunction, outputs: Any, batch: Batch, heads: int | None) -> Tensor:
+    """Return the scalars: `[n, *targets]`, with heads `[n, K, *targets]`; `of` is given one head's outputs.
+
+    Args:
+        of: The scalar.
+        outputs: Outputs of the model.
+        batch: The batch that `of` reads.
+        heads: The number of heads, or None.
+
+    Returns:
+        The values, checked to be floating point with the example first.
+    """
+    n = len(batch)
+    if heads is None or isinstance(of, AcrossHeads):
+        return check_scalar(of(outputs, batch), n, of)
+    return map_heads(lambda own: check_scalar(of(own, batch), n, of), outputs, heads, axis=1)

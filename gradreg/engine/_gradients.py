@@ -1,0 +1,174 @@
+"""The first door of the engine: gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.engine._capture import capture_gradients
+from gradreg.engine._params import loop_gradients, summed_gradients, vmap_gradients
+from gradreg.engine._request import Request, resolve
+from gradreg.engine._routes import Decision, decide, note_vmap_refusal
+from gradreg.engine._session import current_session
+from gradreg.errors import GradregError, RouteError, SlowRouteWarning
+from gradreg.scalars import ScalarFunction
+from gradreg.wrt import Params, Wrt
+
+
+def gradients(
+    model: nn.Module,
+    batch: Any,
+    of: ScalarFunction,
+    wrt: Wrt | tuple[Wrt, ...],
+    *,
+    per: str = "example",
+    mean: bool = False,
+    at: Mapping[str, Tensor] | None = None,
+    differentiable: bool = False,
+    randomness: str = "different",
+    chunk_size: int | None = None,
+    route: str = "auto",
+) -> dict[str, Tensor]:
+    r"""Return the gradients of per-example scalars, $\partial\,\mathrm{of}(f(x_i), i) / \partial\,\mathrm{wrt}$.
+
+    The model, its buffers, hooks and `.grad`, and the random streams are left as they were, also when the call raises.
+
+    Args:
+        model: Any module. With heads (`SharedBase`, `Ensemble`), `of` is given one head's outputs.
+        batch: A `Batch`, a tensor, a pair `(inputs, targets)` or a mapping with `labels`.
+        of: What is differentiated: `(outputs, batch) -> [n]` or `[n, *targets]`.
+        wrt: With respect to what: `Inputs()`, `Features()`, `Outputs()`, `Activations(glob)`, `Params(glob)`, or a tuple.
+        per: `"example"`, or the sum over examples of every `"group"` (sorted by value) or of the `"batch"`.
+        mean: Average over the examples of a group or batch instead of summing.
+        at: Values of `wrt` to evaluate at, by result key.
+        differentiable: Keep the graph: results can be differentiated again, with respect to live parameters and to inputs
+            that require grad.
+        randomness: `"different"`, `"same"` or `"error"`: the random numbers of examples under vmap.
+        chunk_size: Examples at a time. None: all at once for points, within a share of memory for parameters.
+        route: `"auto"`, `"capture"`, `"vmap"`, `"batch"` or `"loop"`. All give the same numbers; see `plan`.
+
+    Returns:
+        From key to gradient. Keys are `"inputs"` or the input's name, `"features"`, `"outputs"`, module names (`name#k` for
+        the k-th of several calls) and parameter names. Per example `[n, *targets, *shape]`; with heads
+        `[n, K, *targets, *shape]` for points and, for parameters, the sum over heads `[n, *targets, *shape]`. Per group
+        `[groups, ...]`, per batch without the first axis. What is not used has gradient zero.
+
+    Raises:
+        GradregError: If something does not fit: `BatchError`, `UnknownNameError`, `ScalarError`, `HeadsError`,
+            `CompatibilityError`, `CoupledExamplesError` (train-mode BatchNorm between `wrt` and `of`), `RouteError`.
+
+    Example:
+        >>> import torch, torch.nn.functional as F
+        >>> import gradreg as gr
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> batch = gr.Batch(torch.zeros(5, 3), torch.tensor([0, 1, 0, 1, 1]))
+        >>> {name: tuple(g.shape) for name, g in gr.gradients(net, batch, gr.loss(F.cross_entropy), gr.Params("0.*")).items()}
+        {'0.weight': (5, 4, 3), '0.bias': (5, 4)}
+    """
+    session = current_session()
+    if session is not None and session.might_serve(model, batch, per, at, differentiable, route):
+        served = session.serve(of, wrt)
+        if served is not None:
+            return served
+    request = resolve(
+        model,
+        batch,
+        of,
+        wrt,
+        per=per,
+        mean=mean,
+        at=at,
+        differentiable=differentiable,
+        randomness=randomness,
+        chunk_size=chunk_size,
+        route=route,
+    )
+    results = _run(request, decide(request))
+    if not differentiable:
+        results = {name: value.detach() for name, value in results.items()}
+    return results
+
+
+def _run(request: Request, decision: Decision) -> dict[str, Tensor]:
+    results: dict[str, Tensor] = {}
+    if decision.points == "capture":
+        results.update(_reduced(request, capture_gradients(request)))
+    elif decision.points == "loop":
+        results.update(_reduced(request, capture_gradients(replace(request, chunk_size=1))))
+    if decision.params == "batch":
+        results.update(_summed(request))
+    elif decision.params is not None:
+        results.update(_per_example(request, decision))
+    return results
+
+
+def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
+    if decision.params == "loop":
+        return loop_gradients(request, joint=decision.joint)
+    try:
+        return vmap_gradients(request)
+    except GradregError:
+        raise
+    except (RuntimeError, NotImplementedError, UserWarning, ValueError, TypeError) as refusal:
+        reason = f"{type(refusal).__name__}: {str(refusal).splitlines()[0] if str(refusal) else ''}"
+        if request.route == "vmap":
+            raise RouteError(
+                f'route="vmap" is refused by the model ({reason}). route="loop" works for any model.'
+            ) from refusal
+        result = loop_gradients(request, joint=False)  # a fault of the model itself is raised again here
+        if note_vmap_refusal(request, reason):
+            warnings.warn(
+                f"{type(request.inner).__name__} does not run under torch.func.vmap ({reason}); per-example gradients take "
+                "one forward and backward per example instead.",
+                SlowRouteWarning,
+                stacklevel=4,
+            )
+        return result
+
+
+def _members(request: Request) -> list[Tensor]:
+    groups = request.batch.groups
+    if request.per == "batch" or groups is None:
+        return [torch.ones(len(request.batch), dtype=torch.bool)]
+    return [groups == value for value in groups.unique(sorted=True)]
+
+
+def _summed(request: Request) -> dict[str, Tensor]:
+    members = _members(request)
+    sums = summed_gradients(request, members)
+    if request.mean:
+        counts = torch.stack([mask.sum() for mask in members])
+        sums = {name: value / counts.view(-1, *[1] * (value.dim() - 1)).to(value) for name, value in sums.items()}
+    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+
+
+def _reduced(request: Request, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sum per-example gradients at points over groups or the batch."""
+    if request.per == "example":
+        return results
+    members = _members(request)
+    reduce = torch.Tensor.mean if request.mean else torch.Tensor.sum
+    sums = {name: torch.stack([reduce(value[mask], 0) for mask in members]) for name, value in results.items()}
+    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+
+
+def parameter_gradients(scalar: Tensor, model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradient of a scalar with respect to every trainable parameter, None where it is disconnected.
+
+    The graph is kept; `.grad` is not touched.
+    """
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not named or not scalar.requires_grad:
+        return dict.fromkeys(named)
+    found = torch.autograd.grad(scalar, list(named.values()), retain_graph=True, allow_unused=True)
+    return dict(zip(named, found, strict=True))
+
+
+def has_params(wrt: tuple[Wrt, ...]) -> bool:
+    """Whether parameters are among what is differentiated with respect to."""
+    return any(isinstance(item, Params) for item in wrt)

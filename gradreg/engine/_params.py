@@ -1,0 +1,204 @@
+"""Routes vmap, batch and loop: gradients with respect to parameters, per example or summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.utils import _pytree as pytree
+
+from gradreg.batch import Batch
+from gradreg.engine._coupling import check_uncoupled
+from gradreg.engine._evaluate import evaluate
+from gradreg.engine._observe import Capture, attached, grad_mode, observe
+from gradreg.engine._request import Points, Request
+from gradreg.errors import CompatibilityError
+from gradreg.model import (
+    call,
+    check_grad_possible,
+    cloned_buffers,
+    devices_of,
+    differentiable_kernels,
+    preserved,
+    swapped,
+)
+
+# A vmapped pass holds about this many bytes of per-example gradients at a time, unless chunk_size says otherwise
+_CHUNK_BYTES = 256 * 2**20
+
+
+def selected_values(request: Request) -> dict[str, Tensor]:
+    """Return the tensors to differentiate with respect to: live parameters, or the values in `at`."""
+    at = request.at_params()
+    return {
+        name: attached(at[name], keep_graph=request.differentiable) if name in at else parameter
+        for name, parameter in request.params.items()
+    }
+
+
+def default_chunk(request: Request) -> int:
+    """Return how many examples at a time keep a vmapped pass within its share of memory."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in request.params.values())
+    return max(1, min(len(request.batch), _CHUNK_BYTES // max(size, 1)))
+
+
+def vmap_gradients(request: Request) -> dict[str, Tensor]:
+    """Return per-example parameter gradients by `vmap` over examples of the pullback of one example.
+
+    Live parameters: a differentiable result carries gradient to all of them. Raises whatever the model raises under vmap.
+    """
+    batch = _with_input_values(request)
+    leaves, structure = pytree.tree_flatten((batch.inputs, batch.targets, batch.groups, dict(batch.extras)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    inner, heads = request.inner, request.heads
+    buffers = cloned_buffers(inner)
+
+    def rebuild(rows: Sequence[Tensor]) -> Batch:
+        remaining = iter(rows)
+        values = [next(remaining).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        inputs, targets, groups, extras = pytree.tree_unflatten(values, structure)
+        return Batch(inputs, targets, groups, extras)
+
+    def one(selected: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:
+        def scalar(values: dict[str, Tensor]) -> Tensor:
+            example = rebuild(rows)
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            with swapped(inner, {**own, **values}):
+                outputs = call(inner, example)
+            result = evaluate(request.of, outputs, example, heads)
+            return result.sum(1)[0] if request.over_heads else result[0]
+
+        value, pullback = vjp(scalar, selected)[:2]
+        gradients: dict[str, Tensor]
+        if value.dim() == 0:
+            (gradients,) = pullback(torch.ones_like(value))
+        else:
+            basis = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
+            (stacked,) = vmap(pullback)(basis)
+            gradients = {name: rows_.reshape(*value.shape, *rows_.shape[1:]) for name, rows_ in stacked.items()}
+        return gradients
+
+    chunk = request.chunk_size or (None if request.differentiable else default_chunk(request))
+    with (
+        torch.inference_mode(False),
+        torch.set_grad_enabled(request.differentiable),
+        preserved(inner, devices_of(inner)),
+        differentiable_kernels(inner, twice=True),
+    ):
+        in_dims = (None, *(0 for _ in tensors))
+        result: dict[str, Tensor] = vmap(one, in_dims=in_dims, randomness=request.randomness, chunk_size=chunk)(
+            selected_values(request) if request.differentiable else _detached(selected_values(request)), *tensors
+        )
+    return result
+
+
+def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
+    """Return per-example parameter gradients one example at a time.
+
+    Args:
+        request: The request.
+        joint: Run one forward of the whole batch and pull each example's scalar back, instead of one forward each. Right
+            also where a normalization over the batch lies before the parameters.
+    """
+    n = len(request.batch)
+    check_grad_possible(request.inner, [])
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+        selected = selected_values(request)
+        rows: dict[str, list[Tensor]] = {name: [] for name in selected}
+        shared = _scalars(request, request.batch, selected) if joint else None
+        for i in range(n):
+            scalar = shared[i] if shared is not None else _scalars(request, request.batch[i : i + 1], selected, i)[0]
+            for name, gradient in _pulled(scalar, selected, request.differentiable).items():
+                rows[name].append(gradient)
+    return {name: torch.stack(values) for name, values in rows.items()}
+
+
+def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tensor]:
+    """Return parameter gradients of sums of scalars: one backward per set of examples and target.
+
+    Args:
+        request: The request.
+        members: Boolean masks `[n]`, one per sum.
+
+    Returns:
+        From parameter name to `[len(members), *targets, *shape]`.
+    """
+    check_grad_possible(request.inner, [])
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+        selected = selected_values(request)
+        scalars = _scalars(request, request.batch, selected, coupled_is_fine=request.per == "batch")
+        rows = [_pulled(scalars[mask].sum(0), selected, request.differentiable) for mask in members]
+    return {name: torch.stack([row[name] for row in rows]) for name in selected}
+
+
+def _scalars(
+    request: Request,
+    batch: Batch,
+    selected: dict[str, Tensor],
+    position: int | None = None,
+    coupled_is_fine: bool = False,
+) -> Tensor:
+    """Evaluate `of` on one forward: `[n, *targets]`, summed over heads."""
+    at = request.at_points()
+    if position is not None:
+        at = {name: value[position : position + 1] for name, value in at.items()}
+    replaced = {name: value for name, value in selected.items() if name in request.at}
+    with swapped(request.inner, replaced):
+        capture: Capture = observe(
+            request.model if not replaced else request.inner,
+            batch,
+            _replaced_points(request) if at else Points(),
+            at=at,
+            differentiable=request.differentiable,
+            copies=False,
+        )
+    scalars = evaluate(request.of, capture.outputs, capture.batch, request.heads)
+    if not scalars.requires_grad:
+        raise CompatibilityError(
+            f"of={request.of!r} carries no graph to the parameters {', '.join(map(repr, list(selected)[:3]))}...: is the path "
+            "cut by detach() or no_grad()?"
+        )
+    if not coupled_is_fine:
+        check_uncoupled(scalars, selected.values(), capture.normalized, "the parameters")
+    return scalars.sum(1) if request.over_heads else scalars
+
+
+def _replaced_points(request: Request) -> Points:
+    """The points whose values are given in `at`: they must be hooked, though nothing is differentiated there."""
+    points = request.points
+    wanted = {name.partition("#")[0] for name in request.at}
+    return Points(activations={name: axis for name, axis in points.activations.items() if name in wanted})
+
+
+def _pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
+    """Return gradients `[*targets, *shape]`, zero where a parameter is not used."""
+    columns = []
+    for value in scalar.reshape(-1):
+        gradients = torch.autograd.grad(
+            value, list(selected.values()), retain_graph=True, create_graph=differentiable, allow_unused=True
+        )
+        columns.append(
+            [
+                gradient if gradient is not None else torch.zeros_like(tensor)
+                for gradient, tensor in zip(gradients, selected.values(), strict=True)
+            ]
+        )
+    return {
+        name: torch.stack([column[position] for column in columns]).reshape(*scalar.shape, *tensor.shape)
+        for position, (name, tensor) in enumerate(selected.items())
+    }
+
+
+def _with_input_values(request: Request) -> Batch:
+    values: dict[str, Any] = {name: value for name, value in request.at.items() if name in request.points.inputs}
+    batch = request.batch.with_inputs(values) if values else request.batch
+    if request.differentiable:
+        return batch.map(lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+    return batch.map(lambda tensor: tensor.detach())
+
+
+def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items()}

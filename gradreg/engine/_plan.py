@@ -1,0 +1,210 @@
+"""The last door of the engine: what a call would do, and what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.engine._evaluate import evaluate
+from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._params import default_chunk
+from gradreg.engine._request import Request, resolve
+from gradreg.engine._routes import Decision, decide
+from gradreg.model import Ensemble, SharedBase, devices_of, loop_reason, preserved
+from gradreg.scalars import ScalarFunction
+from gradreg.wrt import Wrt
+
+# Shares of one plain forward+backward: the forward, and a pullback to activations alone (no weight gradients)
+_FORWARD = 1 / 3
+_PULLBACK = 1 / 3
+_BACKWARD = 2 / 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `gradients` would do with the same arguments.
+
+    Attributes:
+        route: The route taken, `"capture"`, `"vmap"`, `"batch"` or `"loop"`; two joined by ` + ` where points and
+            parameters are asked for together.
+        cost: Predicted cost in units of one plain forward+backward of the model on this batch.
+        result_bytes: Size of the result.
+        shapes: From key to the shape of the result.
+        rejected: From route to why it is not taken.
+        notes: What else there is to know: how heads are run, chunks.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> plan = gr.plan(torch.nn.Linear(3, 2), torch.zeros(4, 3), gr.all_logits(), gr.Inputs())
+        >>> plan.route, plan.shapes["inputs"], plan.result_bytes
+        ('capture', (4, 2, 3), 96)
+    """
+
+    route: str
+    cost: float
+    result_bytes: int
+    shapes: dict[str, tuple[int, ...]]
+    rejected: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"route   {self.route}",
+            f"cost    {self.cost:.2f} forward+backward",
+            f"result  {self.result_bytes / 2**20:.2f} MiB in {len(self.shapes)} tensors",
+        ]
+        lines += [f"not     {route}: {reason}" for route, reason in self.rejected.items()]
+        lines += [f"note    {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def plan(
+    model: nn.Module,
+    batch: Any,
+    of: ScalarFunction,
+    wrt: Wrt | tuple[Wrt, ...],
+    *,
+    per: str = "example",
+    mean: bool = False,
+    at: Mapping[str, Tensor] | None = None,
+    differentiable: bool = False,
+    randomness: str = "different",
+    chunk_size: int | None = None,
+    route: str = "auto",
+) -> Plan:
+    """Say which route `gradients` would take, its cost and the size of its result, and why not the others.
+
+    Runs one forward of at most two examples to learn shapes; nothing is changed.
+
+    Args:
+        model: As in `gradients`.
+        batch: As in `gradients`.
+        of: As in `gradients`.
+        wrt: As in `gradients`.
+        per: As in `gradients`.
+        mean: As in `gradients`.
+        at: As in `gradients`.
+        differentiable: As in `gradients`.
+        randomness: As in `gradients`.
+        chunk_size: As in `gradients`.
+        route: As in `gradients`.
+
+    Returns:
+        The plan.
+
+    Raises:
+        GradregError: As `gradients`, before any work.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> net = torch.nn.Linear(3, 2)
+        >>> print(gr.plan(net, torch.zeros(4, 3), gr.logit(0), gr.Params("*"), per="batch"))
+        route   batch
+        cost    1.00 forward+backward
+        result  0.00 MiB in 2 tensors
+        not     capture: capture serves inputs, features, activations and outputs
+        not     vmap: per='batch' costs one backward per sum instead of one per example
+        not     loop: per='batch' costs one backward per sum instead of one per example
+    """
+    request = resolve(
+        model,
+        batch,
+        of,
+        wrt,
+        per=per,
+        mean=mean,
+        at=at,
+        differentiable=differentiable,
+        randomness=randomness,
+        chunk_size=chunk_size,
+        route=route,
+    )
+    decision = decide(request)
+    capture, scalar = _probe(request)
+    targets = tuple(scalar.shape[2 if request.over_heads else 1 :])
+    count = max(1, torch.Size(targets).numel())
+    shapes, total = {}, 0
+    for key, shape, dtype in _example_shapes(request, capture):
+        heads = (request.heads or 1,) if request.over_heads and key not in request.params else ()
+        shapes[key] = (*_leading(request), *heads, *targets, *shape)
+        total += torch.Size(shapes[key]).numel() * dtype.itemsize
+    return Plan(
+        decision.route,
+        _cost(request, decision, count),
+        total,
+        shapes,
+        decision.rejected,
+        tuple(_notes(request, decision)),
+    )
+
+
+def _probe(request: Request) -> tuple[Capture, Tensor]:
+    small = request.batch[: min(2, len(request.batch))]
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+        capture = observe(request.model, small, request.points, copies=False)
+        return capture, evaluate(request.of, capture.outputs, capture.batch, request.heads)
+
+
+def _leading(request: Request) -> tuple[int, ...]:
+    if request.per == "batch":
+        return ()
+    groups = request.batch.groups
+    return (len(groups.unique()),) if request.per == "group" and groups is not None else (len(request.batch),)
+
+
+def _example_shapes(request: Request, capture: Capture) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    found: list[tuple[str, tuple[int, ...], torch.dtype]] = []
+    for name, value in capture.inputs.items():
+        found.append((name, tuple(value.shape[1:]), value.dtype))
+    if request.points.features:
+        features = capture.sources["features"]
+        found.append(("features", tuple(features.shape[1:]), features.dtype))
+    for key, recorded in capture.activations.items():
+        moved = recorded.tensor.movedim(recorded.batch_axis, 0)
+        found.append((key, tuple(moved.shape[1:]), moved.dtype))
+    if request.points.outputs and isinstance(capture.outputs, Tensor):
+        skip = 2 if request.over_heads else 1
+        found.append(("outputs", tuple(capture.outputs.shape[skip:]), capture.outputs.dtype))
+    found += [(name, tuple(parameter.shape), parameter.dtype) for name, parameter in request.params.items()]
+    return found
+
+
+def _cost(request: Request, decision: Decision, targets: int) -> float:
+    n = len(request.batch)
+    cost = 0.0
+    if decision.points:
+        below = bool(request.points.inputs) and isinstance(request.inner, SharedBase)
+        pulls = targets * ((request.heads or 1) if below and request.over_heads else 1)
+        cost += _FORWARD + pulls * _PULLBACK
+    if decision.params == "batch":
+        sums = _leading(request)[0] if request.per == "group" else 1
+        cost += _FORWARD + sums * targets * _BACKWARD
+    elif decision.params == "vmap":
+        cost += _FORWARD + targets * _BACKWARD
+    elif decision.params == "loop":
+        # one forward for all and a full backward each, or a forward and backward of one n-th of the batch each
+        cost += _FORWARD + n * targets * _BACKWARD if decision.joint else _FORWARD + targets * _BACKWARD
+    return cost
+
+
+def _notes(request: Request, decision: Decision) -> list[str]:
+    notes = []
+    if isinstance(request.inner, (SharedBase, Ensemble)):
+        heads = request.inner.heads if isinstance(request.inner, SharedBase) else request.inner.models
+        reason = loop_reason(request.inner, heads)
+        notes.append(
+            f"{len(heads)} heads in one vmapped pass" if reason is None else f"{len(heads)} heads one by one: {reason}"
+        )
+    if decision.params == "vmap" and not request.differentiable:
+        chunk = request.chunk_size or default_chunk(request)
+        if chunk < len(request.batch):
+            notes.append(f"{chunk} examples at a time")
+    if decision.params == "loop":
+        notes.append(
+            "small forwards use the machine badly: one example at a time may take several times the stated cost"
+        )
+    return notes

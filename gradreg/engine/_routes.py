@@ -1,0 +1,116 @@
+"""Which route a request takes, and why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from gradreg.engine._request import Request
+from gradreg.errors import RouteError
+from gradreg.model import train_mode_batch_norms
+
+# Why vmap refused a model, in train and in eval mode, so that it is tried once
+_VMAP_REFUSALS: WeakKeyDictionary[nn.Module, dict[bool, str]] = WeakKeyDictionary()
+
+
+@dataclass
+class Decision:
+    """The routes of the two halves of a request, and why the others were not taken.
+
+    Attributes:
+        points: The route to inputs, features, activations and outputs; None where none is asked for.
+        params: The route to parameters; None where none is asked for.
+        joint: For the loop to parameters: one forward for all examples.
+        rejected: From route to the reason.
+    """
+
+    points: str | None = None
+    params: str | None = None
+    joint: bool = False
+    rejected: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def route(self) -> str:
+        """The routes as one word."""
+        return " + ".join(dict.fromkeys(name for name in (self.points, self.params) if name))
+
+
+def decide(request: Request) -> Decision:
+    """Choose the routes of a request.
+
+    Raises:
+        RouteError: If a route was asked for that cannot be taken.
+    """
+    decision = Decision()
+    norms = train_mode_batch_norms(request.inner)
+    if request.points:
+        decision.points = _points_route(request, norms, decision)
+    if request.params:
+        decision.params = _params_route(request, norms, decision)
+    taken = {decision.points, decision.params}
+    if request.route not in ("auto", *taken):
+        raise RouteError(
+            f"route={request.route!r} cannot be taken: {decision.rejected.get(request.route, 'it does not apply')}. "
+            f'route="auto" takes {decision.route!r}.'
+        )
+    return decision
+
+
+def _points_route(request: Request, norms: list[str], decision: Decision) -> str:
+    decision.rejected.setdefault("vmap", "vmap serves parameters per example; points are captured in one forward")
+    decision.rejected.setdefault("batch", "batch serves parameters per group or batch")
+    if request.route == "loop":
+        if norms:
+            decision.rejected["loop"] = _norm_text(norms)
+            return "capture"
+        return "loop"
+    decision.rejected.setdefault("loop", "one forward serves all examples")
+    return "capture"
+
+
+def _params_route(request: Request, norms: list[str], decision: Decision) -> str:
+    decision.rejected["capture"] = "capture serves inputs, features, activations and outputs"
+    if request.per != "example":
+        # sums need one backward each, whatever route serves the points
+        decision.rejected["vmap"] = f"per={request.per!r} costs one backward per sum instead of one per example"
+        decision.rejected["loop"] = decision.rejected["vmap"]
+        decision.rejected.pop("batch", None)
+        return "batch"
+    decision.rejected["batch"] = 'batch serves per="group" and per="batch"'
+    decision.joint = bool(norms)
+    if len(request.batch) == 1 and request.route == "auto":
+        decision.rejected["vmap"] = "there is one example"
+        return "loop"
+    refusal = _vmap_refusal(request, norms)
+    if request.route == "loop":
+        decision.rejected["vmap"] = refusal or "the loop was asked for"
+        return "loop"
+    if refusal is None:
+        decision.rejected["loop"] = "one forward and backward per example is slower"
+        return "vmap"
+    decision.rejected["vmap"] = refusal
+    return "loop"
+
+
+def _vmap_refusal(request: Request, norms: list[str]) -> str | None:
+    if norms:
+        return _norm_text(norms)
+    inside = [name for name in request.at if name not in request.params and name not in request.points.inputs]
+    if inside:
+        return f"at replaces {', '.join(map(repr, inside))} inside the model"
+    return _VMAP_REFUSALS.get(request.inner, {}).get(request.inner.training)
+
+
+def _norm_text(norms: list[str]) -> str:
+    names = ", ".join(map(repr, norms[:3]))
+    return f"BatchNorm in train mode ({names}) needs the whole batch in one forward"
+
+
+def note_vmap_refusal(request: Request, reason: str) -> bool:
+    """Remember that vmap refused the model; return whether this is news."""
+    known = _VMAP_REFUSALS.setdefault(request.inner, {})
+    news = request.inner.training not in known
+    known[request.inner.training] = reason
+    return news

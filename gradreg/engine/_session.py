@@ -1,0 +1,134 @@
+"""A session: one forward per training step, shared by the task and all regularizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradreg.batch import Batch
+from gradreg.engine._capture import check_batch_axes, pull
+from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._request import Points, head_count, resolve_points
+from gradreg.errors import GradregError
+from gradreg.model import check_compatible, unwrap
+from gradreg.scalars import ScalarFunction, bind
+from gradreg.wrt import Params, Wrt, as_wrt
+
+Share = tuple[ScalarFunction, "Wrt | tuple[Wrt, ...]"]
+
+_SESSION: ContextVar[Session | None] = ContextVar("gradreg_session", default=None)
+
+
+def current_session() -> Session | None:
+    """Return the open session, if any."""
+    return _SESSION.get()
+
+
+class Session:
+    """The one captured forward of a model on a batch, and pullbacks from it.
+
+    Args:
+        model: The model as it is called in training, wrappers included.
+        batch: The batch; requests are recognized by this very object.
+        shares: The (of, wrt) pairs that regularizers announced; what they name is recorded, and pairs with the same `of` are
+            served by one pullback.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, shares: Iterable[Share]) -> None:
+        self.model, self.inner, self.batch = model, unwrap(model), batch
+        self.heads = head_count(self.inner)
+        self._wanted: list[tuple[ScalarFunction, Points]] = []
+        self._served: list[tuple[ScalarFunction, Points, dict[str, Tensor]]] = []
+        self._capture: Capture | None = None
+        self.points = Points()
+        for of, wrt in shares:
+            items = as_wrt(wrt)
+            if any(isinstance(item, Params) for item in items):
+                raise GradregError("shares() may not name Params(): parameter gradients have no shared forward.")
+            points = resolve_points(self.inner, batch, items)
+            self._wanted.append((bind(of, self.inner), points))
+            self.points = self.points.merged(points)
+        check_compatible(model, differentiable=bool(self.points))
+
+    @property
+    def capture(self) -> Capture:
+        """The forward, run at first need. It advances buffers and random streams as any training forward does."""
+        if self._capture is None:
+            with grad_mode():
+                self._capture = observe(self.model, self.batch, self.points, differentiable=bool(self.points))
+            check_batch_axes(self.model, self.inner, self.batch, self._capture, self.points)
+        return self._capture
+
+    @property
+    def outputs(self) -> Any:
+        """The outputs of the shared forward."""
+        return self.capture.outputs
+
+    def might_serve(
+        self,
+        model: nn.Module,
+        batch: Any,
+        per: str,
+        at: Mapping[str, Tensor] | None,
+        differentiable: bool,
+        route: str,
+    ) -> bool:
+        """Whether a call is about this session's model and batch, in the way that the shared forward can answer."""
+        same = batch is self.batch and (model is self.model or model is self.inner)
+        return same and per == "example" and not at and differentiable and route in ("auto", "capture")
+
+    def serve(self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]) -> dict[str, Tensor] | None:
+        """Return gradients from the shared forward, or None where it did not record what is asked."""
+        items = as_wrt(wrt)
+        if any(isinstance(item, Params) for item in items):
+            return None
+        points = resolve_points(self.inner, self.batch, items)
+        if not self.points.covers(points):
+            return None
+        of = bind(of, self.inner)
+        for known, covered, results in self._served:
+            if known == of and covered.covers(points):
+                return self._select(results, points)
+        wanted = points
+        for announced, more in self._wanted:
+            if announced == of:
+                wanted = wanted.merged(more)
+        with grad_mode():
+            results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
+        self._served.append((of, wanted, results))
+        return self._select(results, points)
+
+    def _select(self, results: dict[str, Tensor], points: Points) -> dict[str, Tensor]:
+        names = {*points.inputs, *(["features"] if points.features else []), *(["outputs"] if points.outputs else [])}
+
+        def is_wanted(key: str) -> bool:
+            name, _, call = key.partition("#")
+            return key in names or (
+                name in points.activations and int(call or 0) in points.calls.get(name, {int(call or 0)})
+            )
+
+        return {key: value for key, value in results.items() if is_wanted(key)}
+
+
+@contextmanager
+def open_session(model: nn.Module, batch: Batch, shares: Iterable[Share]) -> Iterator[Session]:
+    """Open a session in which `gradients(model, batch, ..., differentiable=True)` reads one captured forward.
+
+    Args:
+        model: The model as it is called in training.
+        batch: The batch.
+        shares: The (of, wrt) pairs that will be asked for.
+
+    Yields:
+        The session.
+    """
+    session = Session(model, batch, shares)
+    token = _SESSION.set(session)
+    try:
+        yield session
+    finally:
+        _SESSION.reset(token)

@@ -1,0 +1,19 @@
+"""A Module as a pure function: calling, swapping, heads, kernels, compatibility."""
+
+from gradreg.model._call import call as call
+from gradreg.model._compatibility import check_compatible as check_compatible
+from gradreg.model._compatibility import check_grad_possible as check_grad_possible
+from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
+from gradreg.model._compatibility import unwrap as unwrap
+from gradreg.model._functional import cloned_buffers as cloned_buffers
+from gradreg.model._functional import parameter_aliases as parameter_aliases
+from gradreg.model._functional import swapped as swapped
+from gradreg.model._heads import Ensemble as Ensemble
+from gradreg.model._heads import HeadsRun as HeadsRun
+from gradreg.model._heads import SharedBase as SharedBase
+from gradreg.model._heads import Tap as Tap
+from gradreg.model._heads import loop_reason as loop_reason
+from gradreg.model._heads import tapped as tapped
+from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
+from gradreg.model._state import devices_of as devices_of
+from gradreg.model._state import preserved as preserved

@@ -1,0 +1,79 @@
+"""Calling a model on a Batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.batch import Batch
+from gradreg.errors import BatchError
+from gradreg.model._compatibility import unwrap
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """Run the model on the inputs of a batch: a tensor alone, a tuple as positions, a mapping as keywords.
+
+    A mapping is passed whole where the forward takes one positional argument that is not among its names. Labels never
+    reach the model. Encoder-decoder models get their missing decoder inputs from the model's own shift of the labels.
+
+    Args:
+        model: Any module.
+        batch: The batch.
+
+    Returns:
+        What the model returns.
+    """
+    inputs = batch.inputs
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    inner = unwrap(model)
+    named = dict(inputs)
+    named.update(_decoder_inputs(inner, named, batch.targets))
+    return model(named) if _takes_mapping(inner, named) else model(**named)
+
+
+def invoke(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module; keywords alone are passed as one mapping where its forward takes a mapping."""
+    if kwargs and not args and _takes_mapping(module, kwargs):
+        return module(kwargs)
+    return module(*args, **kwargs)
+
+
+def _takes_mapping(model: nn.Module, named: Mapping[str, Any]) -> bool:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**named)
+    except TypeError as problem:
+        try:
+            signature.bind(named)
+        except TypeError:
+            raise BatchError(
+                f"The inputs {sorted(named)} do not fit {type(model).__name__}.forward{signature}: {problem}."
+            ) from None
+        return True
+    return False
+
+
+def _decoder_inputs(model: nn.Module, named: Mapping[str, Any], targets: Any) -> dict[str, Tensor]:
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or not isinstance(targets, Tensor):
+        return {}
+    given = {"decoder_input_ids", "decoder_inputs_embeds"}
+    if given & {name for name, value in named.items() if value is not None}:
+        return {}
+    if "decoder_input_ids" not in inspect.signature(model.forward).parameters or targets.dim() != 2:
+        return {}
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        raise BatchError(
+            f"{type(model).__name__} needs decoder_input_ids and has no shift of its own to make them from the labels; "
+            "add decoder_input_ids to the inputs."
+        )
+    shifted: Tensor = shift(labels=targets)
+    return {"decoder_input_ids": shifted.to(torch.long)}

@@ -1,0 +1,87 @@
+"""What cannot be differentiated as asked, found before any work and named."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gradreg.errors import CompatibilityError
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside a DistributedDataParallel or DataParallel wrapper, or the model itself."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while isinstance(model, wrappers):
+        model = model.module
+    return model
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalizes over the batch at this moment."""
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return False
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return False
+    return module.training or module.running_mean is None
+
+
+def train_mode_batch_norms(model: nn.Module) -> list[str]:
+    """Return the names of the modules that normalize over the batch at this moment."""
+    return [name for name, module in model.named_modules() if is_batch_norm(module)]
+
+
+def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
+    """Refuse models for which the wanted derivative is wrong or does not exist; all problems are listed at once.
+
+    Args:
+        model: The model as it will be called, wrappers included.
+        differentiable: Whether the gradients will be differentiated again.
+
+    Raises:
+        CompatibilityError: If there is a problem.
+    """
+    if not isinstance(model, nn.Module):
+        raise CompatibilityError(
+            f"model is a {type(model).__name__}; gradreg needs a torch.nn.Module. Wrap a function in a small Module whose "
+            "forward calls it."
+        )
+    problems = []
+    inner = unwrap(model)
+    if isinstance(model, nn.parallel.DistributedDataParallel) and getattr(model, "static_graph", False):
+        problems.append(
+            "DistributedDataParallel(static_graph=True) leaves every rank with its local gradient of a gradient penalty; "
+            "wrap the model with static_graph=False."
+        )
+    for name, module in inner.named_modules():
+        label = f"module {name!r}" if name else "the model"
+        if type(module).__name__ == "OptimizedModule" and differentiable:
+            problems.append(
+                f"{label} is compiled; compiled graphs have no double backward. Pass the uncompiled module "
+                "(model._orig_mod), and compile around the whole training step if at all."
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            problems.append(f"{label} has max_norm, which rewrites its weight in the forward; renormalize outside it.")
+        if isinstance(module, nn.EmbeddingBag) and differentiable:
+            problems.append(f"{label} is an EmbeddingBag, which has no double backward; index an Embedding and sum.")
+        if "FSDP" in type(module).__name__ and differentiable:
+            problems.append(f"{label} is sharded (FSDP); gradients of its gradients are not supported. Use DDP.")
+    if problems:
+        raise CompatibilityError("The model cannot be differentiated as asked:\n- " + "\n- ".join(problems))
+
+
+def check_grad_possible(model: nn.Module, tensors: list[torch.Tensor]) -> None:
+    """Refuse tensors that no gradient can pass through.
+
+    Args:
+        model: The model.
+        tensors: Inputs of the call.
+
+    Raises:
+        CompatibilityError: If a parameter was made under inference mode.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise CompatibilityError(
+                f"Parameter {name!r} was made under torch.inference_mode(); such tensors can never take part in a "
+                "gradient. Build or load the model outside inference mode."
+            )

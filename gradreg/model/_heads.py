@@ -1,0 +1,315 @@
+"""Several heads over one base, and ensembles: ordinary Modules whose forward gives `[n, K, ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from gradreg.errors import HeadsError, closest
+from gradreg.model._call import invoke
+from gradreg.model._functional import swapped
+from gradreg.model._similarity import heads_differ
+
+__all__ = ["Ensemble", "HeadsRun", "SharedBase", "Tap", "tapped"]
+
+# Below this, one pass per head is cheaper than stacking parameters and running vmap (experiments/benchmarks/diverse_heads.py)
+_VMAP_FROM = 4
+
+_TAP: ContextVar[Tap | None] = ContextVar("gradreg_tap", default=None)
+_REFUSALS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+@dataclass
+class Tap:
+    """What the engine asks of the one forward of a model with heads, and what it gets back.
+
+    Args:
+        owner: The `SharedBase` or `Ensemble` whose forward is observed.
+        shared: Names of the inputs of the heads that every head shall get a copy of its own of: `"features"`, or the
+            inputs of an `Ensemble`.
+        override: Values that stand in for shared inputs, `[n, ...]`.
+        shift: What is added to the features (a tangent).
+        argument_names: Names of the positional inputs, for an `Ensemble`.
+        one_by_one: Run the heads in a loop, so that hooks inside a head see ordinary tensors.
+    """
+
+    owner: nn.Module
+    shared: frozenset[str] = frozenset()
+    override: Mapping[str, Tensor] = field(default_factory=dict)
+    shift: Tensor | None = None
+    argument_names: tuple[str, ...] = ()
+    one_by_one: bool = False
+    head: int | None = None
+    run: HeadsRun | None = None
+    sources: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class HeadsRun:
+    """One pass of all heads.
+
+    Attributes:
+        outputs: What the heads return, stacked at axis 1: `[n, K, ...]`.
+        copies: Per shared input the tensors that the heads read: one tensor `[K, n, ...]` or a list of K tensors.
+    """
+
+    outputs: Any
+    copies: dict[str, Tensor | list[Tensor]]
+
+
+@contextmanager
+def tapped(tap: Tap | None) -> Iterator[None]:
+    """Let the forward of `tap.owner` inside the context fill the tap."""
+    token = _TAP.set(tap)
+    try:
+        yield
+    finally:
+        _TAP.reset(token)
+
+
+def _tap_of(owner: nn.Module) -> Tap | None:
+    tap = _TAP.get()
+    return tap if tap is not None and tap.owner is owner and tap.run is None else None
+
+
+class SharedBase(nn.Module):
+    """Heads over one shared base: `forward` gives `[n, K, ...]` from one pass of the base.
+
+    Equal heads (same structure and settings) run as one vmapped pass over their stacked, live parameters; unequal ones,
+    and heads that vmap refuses, run in a loop. Parameters, state dict and optimizer are the ordinary ones of `base` and
+    `heads`. A head that changes its input in place changes a copy.
+
+    Args:
+        base: Any module.
+        heads: Modules, each from features to outputs of one common shape.
+        select: Which of several outputs of the base are the features: a position, a name, or a function.
+
+    Raises:
+        HeadsError: If there is no head, or what `select` names is not there; when called, if outputs differ in shape.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import gradreg as gr
+        >>> model = gr.SharedBase(nn.Linear(8, 4), [nn.Linear(4, 2) for _ in range(3)])
+        >>> model(torch.zeros(5, 8)).shape, model.features(torch.zeros(5, 8)).shape
+        (torch.Size([5, 3, 2]), torch.Size([5, 4]))
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        heads: Iterable[nn.Module],
+        select: int | str | Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.heads = _module_list(heads, "SharedBase")
+        self.select = select
+
+    def features(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return what the heads read, `[n, ...]`."""
+        return self._selected(invoke(self.base, args, kwargs))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of all heads, `[n, K, ...]`."""
+        tap = _tap_of(self)
+        given = tap.override.get("features") if tap is not None else None
+        features = self.features(*args, **kwargs) if given is None else given
+        if tap is not None and tap.shift is not None:
+            features = features + tap.shift
+        return _run_heads(self, self.heads, {"features": features}, lambda head, shared: head(shared["features"]), tap)
+
+    def _selected(self, output: Any) -> Tensor:
+        if self.select is None:
+            chosen = output
+        elif callable(self.select):
+            chosen = self.select(output)
+        else:
+            try:
+                chosen = output[self.select]
+            except (KeyError, IndexError, TypeError) as problem:
+                names = closest(str(self.select), output) if isinstance(output, Mapping) else type(output).__name__
+                raise HeadsError(f"SharedBase(select={self.select!r}): the base returns {names}.") from problem
+        if not isinstance(chosen, Tensor):
+            hint = "" if self.select is not None else " Choose with select=<position, name or function>."
+            raise HeadsError(f"The features must be one tensor; the base gives a {type(chosen).__name__}.{hint}")
+        return chosen
+
+    def extra_repr(self) -> str:
+        """Show what is selected."""
+        return "" if self.select is None else f"select={self.select!r}"
+
+
+class Ensemble(nn.Module):
+    """Separate models on the same inputs, without a base: `forward` gives `[n, K, ...]`.
+
+    Args:
+        models: Modules with outputs of one common shape.
+
+    Raises:
+        HeadsError: If there is no model; when called, if outputs differ in shape.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import gradreg as gr
+        >>> gr.Ensemble([nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2))])(torch.zeros(5, 8)).shape
+        torch.Size([5, 2, 2])
+    """
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.models = _module_list(models, "Ensemble")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of all models, `[n, K, ...]`."""
+        tap = _tap_of(self)
+        names = tap.argument_names if tap is not None else ()
+        names = names if len(names) == len(args) else tuple(str(position) for position in range(len(args)))
+        shared = {**dict(zip(names, args, strict=True)), **kwargs}
+
+        def apply(model: nn.Module, values: Mapping[str, Any]) -> Any:
+            return invoke(model, tuple(values[name] for name in names), {name: values[name] for name in kwargs})
+
+        return _run_heads(self, self.models, shared, apply, tap)
+
+
+def _module_list(modules: Iterable[nn.Module], owner: str) -> nn.ModuleList:
+    items = list(modules)
+    if not items:
+        raise HeadsError(f"{owner} needs at least one head; the list is empty.")
+    for position, item in enumerate(items):
+        if not isinstance(item, nn.Module):
+            raise HeadsError(f"Head {position} of {owner} is a {type(item).__name__}, not a torch.nn.Module.")
+    return modules if isinstance(modules, nn.ModuleList) else nn.ModuleList(items)
+
+
+def _run_heads(
+    owner: nn.Module,
+    heads: nn.ModuleList,
+    shared: dict[str, Any],
+    apply: Callable[[nn.Module, Mapping[str, Any]], Any],
+    tap: Tap | None,
+) -> Any:
+    """Run every head on the shared inputs and stack what they return at axis 1."""
+    run: HeadsRun | None = None
+    if loop_reason(owner, heads, tap) is None:
+        try:
+            run = _vmapped(heads, shared, apply, tap)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as refusal:
+            _REFUSALS[owner] = str(refusal).splitlines()[0]  # a genuine fault is raised again by the loop
+    if run is None:
+        run = _looped(heads, shared, apply, tap)
+    if tap is not None:
+        tap.run = run
+        tap.sources = {name: value for name, value in shared.items() if isinstance(value, Tensor)}
+    return run.outputs
+
+
+def loop_reason(owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None) -> str | None:
+    """Say why the heads are run one by one, or None where they run as one vmapped pass."""
+    if len(heads) < _VMAP_FROM:
+        return f"{len(heads)} heads are fewer than {_VMAP_FROM}"
+    if tap is not None and tap.one_by_one:
+        return "activations inside heads are wanted"
+    return _REFUSALS.get(owner) or heads_differ(heads)
+
+
+def _vmapped(
+    heads: nn.ModuleList,
+    shared: dict[str, Any],
+    apply: Callable[[nn.Module, Mapping[str, Any]], Any],
+    tap: Tap | None,
+) -> HeadsRun:
+    template = heads[0]
+    states = [{**dict(head.named_parameters()), **dict(head.named_buffers())} for head in heads]
+    # torch.stack of the live parameters; torch.func.stack_module_state would make new leaves and lose the gradient
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    in_place = any(getattr(module, "inplace", False) for module in template.modules())
+    copies: dict[str, Tensor | list[Tensor]] = {}
+    constants, mapped = {}, {}
+    for name, value in shared.items():
+        if not isinstance(value, Tensor):
+            constants[name] = value
+        elif tap is not None and name in tap.shared:
+            copies[name] = copy = value.unsqueeze(0).expand(len(heads), *value.shape)
+            mapped[name] = copy.clone() if in_place else copy
+        else:
+            constants[name] = value.clone() if value.is_floating_point() else value
+
+    def one(state: dict[str, Tensor], own: dict[str, Tensor]) -> Any:
+        with swapped(template, state):
+            return apply(template, {name: own[name] if name in own else constants[name] for name in shared})
+
+    outputs = vmap(one, in_dims=(0, 0), out_dims=1, randomness="different")(stacked, mapped)
+    return HeadsRun(outputs, copies)
+
+
+def _looped(
+    heads: nn.ModuleList,
+    shared: dict[str, Any],
+    apply: Callable[[nn.Module, Mapping[str, Any]], Any],
+    tap: Tap | None,
+) -> HeadsRun:
+    outputs: list[Any] = []
+    copies: dict[str, list[Tensor]] = {name: [] for name in shared if tap is not None and name in tap.shared}
+
+    def run(position: int, points: dict[str, Tensor], protect: bool) -> tuple[Any, bool]:
+        own = dict(shared)
+        for name, value in shared.items():
+            if name in points:
+                own[name] = points[name].clone() if protect else points[name]
+            elif isinstance(value, Tensor) and value.is_floating_point():
+                own[name] = value.clone()
+        versions = {name: own[name]._version for name in points}
+        output = apply(heads[position], own)
+        return output, not protect and any(own[name]._version != version for name, version in versions.items())
+
+    def fresh() -> dict[str, Tensor]:
+        return {name: shared[name].clone() for name in copies}
+
+    for position, head in enumerate(heads):
+        if tap is not None:
+            tap.head = position
+        points = fresh()
+        in_place = any(getattr(module, "inplace", False) for module in head.modules())
+        output, changed = run(position, points, protect=in_place)
+        if changed:  # by a function, which no attribute announces: run again on copies
+            points = fresh()
+            output, _ = run(position, points, protect=True)
+        for name, point in points.items():
+            copies[name].append(point)
+        outputs.append(output)
+    if tap is not None:
+        tap.head = None
+    return HeadsRun(_stacked(outputs), dict(copies))
+
+
+def _stacked(outputs: Sequence[Any]) -> Any:
+    leaves, structures = zip(*(pytree.tree_flatten(output) for output in outputs), strict=True)
+    for position, structure in enumerate(structures):
+        if structure != structures[0]:
+            raise HeadsError(f"Head {position} returns another structure than head 0: {structure} and {structures[0]}.")
+    stacked = []
+    for column in zip(*leaves, strict=True):
+        if not isinstance(column[0], Tensor):
+            stacked.append(column[0])
+            continue
+        for position, value in enumerate(column):
+            if value.shape != column[0].shape:
+                raise HeadsError(
+                    f"Head {position} gives outputs of shape {tuple(value.shape)}, head 0 of {tuple(column[0].shape)}. All "
+                    "heads must give the same shape."
+                )
+        stacked.append(torch.stack(column, 1))
+    return pytree.tree_unflatten(stacked, structures[0])

@@ -1,0 +1,38 @@
+"""Kernels that can be differentiated twice and transformed, in place of the fused ones, around a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@contextmanager
+def differentiable_kernels(model: nn.Module, *, twice: bool) -> Iterator[None]:
+    """Choose kernels for the forward inside.
+
+    The inference path of `nn.TransformerEncoder` and `nn.MultiheadAttention` is always switched off: it looks at
+    `requires_grad`, which is False inside transforms. With `twice`, scaled dot-product attention runs on its math kernel
+    (the fused ones have no derivative of their backward, and no forward mode) and recurrent networks leave cuDNN. Must
+    surround the forward; around the backward it is too late.
+
+    Args:
+        model: The module whose forward runs inside.
+        twice: Whether the result will be differentiated again, or transformed by vmap or jvp.
+
+    Yields:
+        Nothing.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        if fast_path:
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, True)
+        if twice:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if torch.backends.cudnn.enabled and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield

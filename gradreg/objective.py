@@ -1,0 +1,155 @@
+"""Objective: a task loss and weighted regularizers over one shared forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.batch import Batch, as_batch
+from gradreg.engine import Session, grad_mode, map_heads, open_session
+from gradreg.errors import CompatibilityError, GradregError, NonFiniteLossError, ScalarError
+from gradreg.model import unwrap
+from gradreg.regularizers import Regularizer
+from gradreg.scalars import check_labels, is_causal_language_model, paired, read_outputs
+from gradreg.schedules import weight_at
+
+__all__ = ["Objective"]
+
+
+class Objective(nn.Module):
+    r"""Task loss plus weighted regularizers, $L = \frac1K \sum_k \mathrm{task}_k + \sum_r w_r(\mathrm{step})\, R_r$.
+
+    One forward of the model per call: the task and all regularizers of features, inputs and activations read the same
+    captured outputs. The task keeps its own reduction; with heads it is taken per head, then averaged. In training mode the
+    step is counted and regularizers move their state; under `objective.eval()` neither happens. A regularizer whose weight
+    is 0 at a step is not computed.
+
+    Args:
+        task: `(outputs, targets) -> scalar`, for example `torch.nn.functional.cross_entropy`; None for penalties alone.
+        **regularizers: Regularizers by the name they get in the logs.
+
+    Raises:
+        GradregError: If an argument is not a regularizer.
+
+    Example:
+        >>> import torch, torch.nn.functional as F
+        >>> import gradreg as gr
+        >>> from torch import nn
+        >>> heads = [nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 2)) for _ in range(3)]
+        >>> model = gr.SharedBase(nn.Linear(6, 4), heads)
+        >>> objective = gr.Objective(F.cross_entropy, diversity=gr.regularizers.DiverseHeads(weight=10.0))
+        >>> loss, logs = objective(model, (torch.randn(5, 6), torch.tensor([0, 1, 0, 1, 1])))
+        >>> loss.backward()
+        >>> sorted(logs), objective.step
+        (['diversity', 'diversity/weight', 'loss', 'task'], 1)
+    """
+
+    def __init__(self, task: Callable[[Any, Any], Tensor] | None, **regularizers: Regularizer) -> None:
+        super().__init__()
+        for name, regularizer in regularizers.items():
+            if not isinstance(regularizer, Regularizer):
+                raise GradregError(
+                    f"{name}={regularizer!r} is not a gradreg.Regularizer; subclass it and write forward(model, batch) -> scalar."
+                )
+            if name in ("loss", "task"):
+                raise GradregError(f"A regularizer may not be called {name!r}: the logs have an entry of that name.")
+        if task is not None and not callable(task):
+            raise GradregError(f"task={task!r} is not callable; give (outputs, targets) -> scalar.")
+        self.task = task
+        self.regularizers = nn.ModuleDict(regularizers)
+        self.step = 0
+
+    def forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Return the loss and the logs of one step.
+
+        Args:
+            model: The model as it is trained, also wrapped in DistributedDataParallel.
+            batch: A `Batch`, or what `as_batch` reads.
+
+        Returns:
+            The loss with graph (without, under `no_grad`), and a dictionary of detached values: `loss`, `task`, and per
+            regularizer its unweighted value and its weight.
+
+        Raises:
+            NonFiniteLossError: If a part is NaN or infinite; step and part are named, and nothing was counted or moved.
+            CompatibilityError: If no parameter requires grad.
+        """
+        batch = as_batch(batch)
+        wants_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if wants_grad and not any(parameter.requires_grad for parameter in model.parameters()):
+            raise CompatibilityError(
+                f"No parameter of the {type(unwrap(model)).__name__} requires grad: there is nothing to train. Unfreeze some "
+                "(requires_grad_(True)), or evaluate under torch.no_grad()."
+            )
+        active = self._active()
+        shares = [share for regularizer, _ in active.values() for share in regularizer.shares()]
+        parts: dict[str, Tensor] = {}
+        with open_session(model, batch, shares) as session, grad_mode() if active else nullcontext():
+            if self.task is not None:
+                parts["task"] = self._task(session, batch)
+            total = parts.get("task", torch.zeros(()))
+            for name, (regularizer, weight) in active.items():
+                parts[name] = regularizer(model, batch)
+                total = total + weight * parts[name]
+            self._check_finite(total, parts)
+            if self.training:
+                for regularizer, _ in active.values():
+                    regularizer.update(model, batch)
+                self.step += 1
+        total = total if wants_grad else total.detach()
+        logs: dict[str, Any] = {"loss": total.detach(), **{name: part.detach() for name, part in parts.items()}}
+        logs.update({f"{name}/weight": weight for name, (_, weight) in active.items()})
+        return total, logs
+
+    def _active(self) -> dict[str, tuple[Regularizer, float]]:
+        found: dict[str, tuple[Regularizer, float]] = {}
+        for name, regularizer in self.regularizers.items():
+            if isinstance(regularizer, Regularizer):
+                weight = weight_at(regularizer.weight, self.step, name)
+                if weight != 0:
+                    found[name] = (regularizer, weight)
+        return found
+
+    def _task(self, session: Session, batch: Batch) -> Tensor:
+        task, shift = self.task, is_causal_language_model(session.inner)
+        if task is None or batch.targets is None:
+            raise ScalarError(
+                "The task needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets)."
+            )
+        outputs = session.outputs
+        try:
+            readable: Any = read_outputs(outputs)
+        except ScalarError:
+            readable = None  # a task of the user's own that reads named outputs
+        check_labels(task, readable, batch.targets)
+
+        def one(own: Any) -> Tensor:
+            value = task(own, batch.targets) if readable is None else task(*paired(own, batch.targets, shift=shift))
+            if not isinstance(value, Tensor) or value.dim() != 0:
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ScalarError(f"The task must return a scalar (it keeps its own reduction), found {found}.")
+            return value
+
+        return one(outputs) if session.heads is None else map_heads(one, outputs, session.heads, axis=0).mean()
+
+    def _check_finite(self, total: Tensor, parts: dict[str, Tensor]) -> None:
+        if bool(torch.isfinite(total)):
+            return
+        bad = {name: float(part.detach()) for name, part in parts.items() if not bool(torch.isfinite(part))}
+        named = ", ".join(f"{name!r} is {value}" for name, value in bad.items()) or "the weighted sum overflows"
+        raise NonFiniteLossError(
+            f"The loss is not finite at step {self.step}: {named}. Nothing was counted or moved. Look at "
+            "this batch and the step size; torch.autograd.set_detect_anomaly(True) finds the operation."
+        )
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return the step for the state dict."""
+        return {"step": self.step}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take the step from the state dict."""
+        self.step = int(state["step"])

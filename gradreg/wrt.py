@@ -1,0 +1,116 @@
+"""What is differentiated with respect to: plain descriptions, resolved by the engine.
+
+In globs `*` stays within a dotted segment, `**` crosses segments, and a lone `"*"` means everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gradreg.errors import GradregError, UnknownNameError, closest
+
+__all__ = ["Activations", "Features", "Inputs", "Outputs", "Params", "Wrt", "as_wrt", "match_names"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The model's inputs; `name=None` takes every floating-point input.
+
+    Result key: `"inputs"` for a batch of one tensor, else the name of the input.
+    """
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Features:
+    """The output of the base of a `SharedBase`, as every head sees it. Result key: `"features"`."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs that `of` is given: logits of one head, or of a model without heads. Result key: `"outputs"`."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The outputs of the modules whose names match a glob.
+
+    Where a module returns several tensors, the first is taken. The result is keyed by the module's name, and by
+    `name#k` for the k-th call (counted from 0) of a module that is called several times in one forward.
+
+    Args:
+        glob: Module names, for example `"encoder.layer.*"`; `"name#1"` picks one call.
+        batch_axis: The axis of the module's output that runs over examples. Results always have the example first.
+    """
+
+    glob: str
+    batch_axis: int = 0
+
+
+@dataclass(frozen=True)
+class Params:
+    """The trainable parameters whose names match a glob; frozen ones are left out.
+
+    A tied parameter is known by its first name and may be selected by any of its names.
+    """
+
+    glob: str = "*"
+
+
+Wrt = Inputs | Features | Outputs | Activations | Params
+
+
+def as_wrt(wrt: object) -> tuple[Wrt, ...]:
+    """Return a tuple of descriptions from one description or a tuple of them.
+
+    Raises:
+        GradregError: If something else is found.
+    """
+    items = tuple(wrt) if isinstance(wrt, (tuple, list)) else (wrt,)
+    if not items:
+        raise GradregError(
+            "wrt is empty: name at least one of Inputs(), Features(), Outputs(), Activations(), Params()."
+        )
+    for item in items:
+        if not isinstance(item, (Inputs, Features, Outputs, Activations, Params)):
+            hint = f" Did you mean {item.__name__}()?" if isinstance(item, type) else ""
+            raise GradregError(
+                f"wrt holds {item!r}; allowed are Inputs(name), Features(), Outputs(), Activations(glob), Params(glob) "
+                f"and tuples of them.{hint}"
+            )
+    return items
+
+
+def compile_glob(glob: str) -> re.Pattern[str]:
+    """Translate a glob over dotted names into a regular expression.
+
+    Example:
+        >>> from gradreg.wrt import compile_glob
+        >>> [compile_glob(glob).fullmatch("head.0.weight") is not None for glob in ("head.*", "head.**", "*")]
+        [False, True, True]
+    """
+    if glob == "*":
+        glob = "**"
+    pattern = ""
+    for part in re.split(r"(\*\*\.|\*\*|\*|\?)", glob):
+        # "**." also matches nothing, so that "**.weight" finds a parameter of the root module
+        pattern += {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": "[^.]"}.get(part, re.escape(part))
+    return re.compile(pattern)
+
+
+def match_names(glob: str, names: Iterable[str], what: str) -> list[str]:
+    """Return the names that match, in their order.
+
+    Raises:
+        UnknownNameError: If none does; the closest names are listed.
+    """
+    pool = list(names)
+    pattern = compile_glob(glob)
+    found = [name for name in pool if pattern.fullmatch(name)]
+    if not found:
+        crossing = " In globs * stays within a dotted segment; ** crosses." if "*" in glob and "**" not in glob else ""
+        raise UnknownNameError(f"No {what} matches {glob!r}; the closest are {closest(glob, pool)}.{crossing}")
+    return found
