@@ -95,6 +95,12 @@ class Batch:
             return {str(name): value for name, value in self.inputs.items()}
         return {str(position): value for position, value in enumerate(self.inputs)}
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a tensor of the batch requires grad."""
+        parts = (self.inputs, self.targets, self.extras)
+        return any(tensor.requires_grad for part in parts for tensor in _named_tensors(part, "").values())
+
     def with_inputs(self, values: Mapping[str, Any]) -> Batch:
         """Return a batch in which the named inputs are replaced."""
         named = self.named_inputs()

@@ -120,15 +120,15 @@ class Objective(nn.Module):
             raise ScalarError(
                 "The task needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets)."
             )
-        outputs = session.outputs
+        outputs, targets = session.outputs, session.capture.batch.targets
         try:
             readable: Any = read_outputs(outputs)
         except ScalarError:
             readable = None  # a task of the user's own that reads named outputs
-        check_labels(task, readable, batch.targets)
+        check_labels(task, readable, targets)
 
         def one(own: Any) -> Tensor:
-            value = task(own, batch.targets) if readable is None else task(*paired(own, batch.targets, shift=shift))
+            value = task(own, targets) if readable is None else task(*paired(own, targets, shift=shift))
             if not isinstance(value, Tensor) or value.dim() != 0:
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ScalarError(f"The task must return a scalar (it keeps its own reduction), found {found}.")

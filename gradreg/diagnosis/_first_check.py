@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from gradreg.batch import Batch
 from gradreg.engine import parameter_gradients
 from gradreg.errors import CompatibilityError, DetachedGradientError, ZeroSecondDerivativeWarning
 from gradreg.model import SharedBase, unwrap
@@ -25,7 +26,7 @@ PIECEWISE_LINEAR = (
 )
 
 
-def first_check(name: str, model: nn.Module, penalty: Tensor) -> None:
+def first_check(name: str, model: nn.Module, batch: Batch, penalty: Tensor) -> None:
     """Warn where a penalty sends exactly nothing to a whole part of the model.
 
     Costs one backward of the penalty. The parts are the base of a `SharedBase`, and the model as a whole. Single parameters
@@ -34,6 +35,7 @@ def first_check(name: str, model: nn.Module, penalty: Tensor) -> None:
     Args:
         name: How messages call the penalty.
         model: The model.
+        batch: The batch; inputs that require grad are trained themselves (generators, images).
         penalty: Its value, with graph.
 
     Raises:
@@ -42,14 +44,14 @@ def first_check(name: str, model: nn.Module, penalty: Tensor) -> None:
     """
     inner = unwrap(model)
     trained = {key for key, parameter in inner.named_parameters() if parameter.requires_grad}
+    if not torch.is_grad_enabled() and not penalty.requires_grad:
+        return
+    if not trained and not batch.requires_grad:
+        raise CompatibilityError(
+            f"No parameter of the {type(inner).__name__} requires grad, so {name} cannot be trained on. Unfreeze "
+            "parameters (requires_grad_(True)), or evaluate under torch.no_grad()."
+        )
     if not penalty.requires_grad:
-        if not torch.is_grad_enabled():
-            return
-        if not trained:
-            raise CompatibilityError(
-                f"No parameter of the {type(inner).__name__} requires grad, so {name} cannot be trained on. Unfreeze "
-                "parameters (requires_grad_(True)), or evaluate under torch.no_grad()."
-            )
         raise DetachedGradientError(
             f"{name} carries no graph: adding it to a loss changes nothing. Gradients that are detached, or taken without "
             "differentiable=True, do this; so do linear models, whose gradients with respect to inputs are constants."

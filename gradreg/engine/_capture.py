@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from gradreg.engine._evaluate import evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._request import Points, Request
 from gradreg.errors import CompatibilityError, DisconnectedWarning, GradregError
-from gradreg.model import Ensemble, devices_of, preserved
+from gradreg.model import Ensemble, cloned_buffers, devices_of, preserved, preserved_random_state, swapped
 from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
 
 _VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
@@ -24,17 +25,19 @@ _VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDict
 def capture_gradients(request: Request) -> dict[str, Tensor]:
     """Return per-example gradients at the points of a request, from a forward of its own without side effects."""
     size = request.chunk_size
-    if size is None or size >= len(request.batch):
-        return _captured(request, request.batch, request.at_points())
+    devices = devices_of(request.inner)
     parts = []
-    for start in range(0, len(request.batch), size):
-        at = {name: value[start : start + size] for name, value in request.at_points().items()}
-        parts.append(_captured(request, request.batch[start : start + size], at))
+    with preserved_random_state(devices):  # around all chunks: each draws numbers of its own
+        if size is None or size >= len(request.batch):
+            return _captured(request, request.batch, request.at_points())
+        for start in range(0, len(request.batch), size):
+            at = {name: value[start : start + size] for name, value in request.at_points().items()}
+            parts.append(_captured(request, request.batch[start : start + size], at))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
-    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+    with grad_mode(), swapped(request.inner, cloned_buffers(request.inner)):
         capture = observe(request.model, batch, request.points, at=at, differentiable=request.differentiable)
         check_batch_axes(request.model, request.inner, batch, capture, request.points)
         return pull(
@@ -94,13 +97,7 @@ def pull(
         nothing: list[Tensor | None] = [None] * len(targets)
         columns = [nothing] * max(target_shape.numel(), 1)
     if all(value is None for column in columns for value in column):
-        names = ", ".join(repr(target.key) for target in targets)
-        warnings.warn(
-            f"of={of!r} does not depend on {names}: the gradient is zero. Is the path cut by detach() or no_grad(), or is "
-            "another module on the path?",
-            DisconnectedWarning,
-            stacklevel=5,
-        )
+        warn_disconnected(of, [target.key for target in targets])
     results = {}
     for position, target in enumerate(targets):
         found = [column[position] for column in columns]
@@ -110,6 +107,16 @@ def pull(
             value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
         results[target.key] = value
     return results
+
+
+def warn_disconnected(of: ScalarFunction, keys: Iterable[str]) -> None:
+    """Warn that a scalar does not depend on anything that it is differentiated with respect to."""
+    warnings.warn(
+        f"of={of!r} does not depend on {', '.join(map(repr, keys))}: the gradient is zero. Is the path cut by detach() or "
+        "no_grad(), or is another module on the path?",
+        DisconnectedWarning,
+        stacklevel=6,
+    )
 
 
 def _targets(

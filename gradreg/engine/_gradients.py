@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.engine._capture import capture_gradients
-from gradreg.engine._params import loop_gradients, summed_gradients, vmap_gradients
+from gradreg.engine._params import VMAP_FAULTS, check_on_two, loop_gradients, summed_gradients, vmap_gradients
 from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import Decision, decide, note_vmap_refusal
+from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
 from gradreg.engine._session import current_session
 from gradreg.errors import GradregError, RouteError, SlowRouteWarning
 from gradreg.scalars import ScalarFunction
@@ -108,14 +108,17 @@ def _run(request: Request, decision: Decision) -> dict[str, Tensor]:
 
 
 def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
+    if decision.joint:
+        return loop_gradients(request, joint=True)
+    check_on_two(request, vmapped=decision.params == "vmap")
     if decision.params == "loop":
-        return loop_gradients(request, joint=decision.joint)
+        return loop_gradients(request, joint=False)
     try:
         return vmap_gradients(request)
     except GradregError:
         raise
-    except (RuntimeError, NotImplementedError, UserWarning, ValueError, TypeError) as refusal:
-        reason = f"{type(refusal).__name__}: {str(refusal).splitlines()[0] if str(refusal) else ''}"
+    except VMAP_FAULTS as refusal:
+        reason = refusal_text(refusal)
         if request.route == "vmap":
             raise RouteError(
                 f'route="vmap" is refused by the model ({reason}). route="loop" works for any model.'

@@ -72,6 +72,17 @@ def attached(tensor: Tensor, *, keep_graph: bool) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
+def usable(batch: Batch) -> Batch:
+    """Return the batch without tensors made under inference_mode, which no graph can hold."""
+    if not any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in pytree.tree_leaves(_parts(batch))):
+        return batch
+    return batch.map(lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+
+
+def _parts(batch: Batch) -> tuple[Any, ...]:
+    return (dict(batch.named_inputs()), batch.targets, batch.groups, dict(batch.extras))
+
+
 @contextmanager
 def grad_mode() -> Iterator[None]:
     """Enable gradients whatever surrounds the call: `no_grad`, `inference_mode`.
@@ -93,6 +104,7 @@ def observe(
     differentiable: bool = False,
     transformed: bool = False,
     copies: bool = True,
+    protect: bool = True,
 ) -> Capture:
     """Run the model once and record the wanted points.
 
@@ -105,6 +117,7 @@ def observe(
         differentiable: Whether kernels must be twice differentiable and attached inputs stay attached.
         transformed: Whether a transform of torch.func surrounds the call; points then stay as they are.
         copies: Whether heads get copies of their own of the wanted shared inputs.
+        protect: Whether the caller's inputs are kept from layers that work in place.
 
     Returns:
         The outputs and the recorded points.
@@ -115,6 +128,7 @@ def observe(
     """
     inner = unwrap(model)
     at, shift = dict(at or {}), dict(shift or {})
+    batch = usable(batch)
     capture = Capture(None, batch)
     values: dict[str, Any] = {}
     for name, value in batch.named_inputs().items():
@@ -124,8 +138,8 @@ def observe(
         if name in points.inputs and not transformed:
             capture.inputs[name] = value = attached(value, keep_graph=differentiable)
             value = value.clone()  # a first layer that works in place must not change the recorded tensor
-        elif value.is_inference():
-            value = value.clone()
+        elif protect:
+            value = value.clone()  # nor the caller's
         values[name] = value + shift[name] if name in shift else value
     capture.batch = batch.with_inputs(values)
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
@@ -256,12 +270,12 @@ class _Recorder:
     def named(self) -> dict[str, Recorded]:
         """Return what was recorded, called `name` for a single call and `name#k` for several."""
         silent = [name for name in self.points.activations if name not in self.calls]
-        if silent:
+        if self.points.required & set(silent) or (silent and not self.calls):
             raise CompatibilityError(
                 f"Module {silent[0]!r} was not called in the forward (or only inside a fused kernel), so it has no activation."
             )
         for name, wanted in self.points.calls.items():
-            missing = [index for index in wanted if index >= self.calls[name]]
+            missing = [index for index in wanted if index >= self.calls.get(name, 0)]
             if missing:
                 raise UnknownNameError(
                     f"Activations('{name}#{missing[0]}'): the module was called {self.calls[name]} times."

@@ -11,14 +11,14 @@ from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
+from gradreg.engine._capture import warn_disconnected
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import evaluate
-from gradreg.engine._observe import Capture, attached, grad_mode, observe
+from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
 from gradreg.engine._request import Points, Request
 from gradreg.errors import CompatibilityError
 from gradreg.model import (
     call,
-    check_grad_possible,
     cloned_buffers,
     devices_of,
     differentiable_kernels,
@@ -28,6 +28,9 @@ from gradreg.model import (
 
 # A vmapped pass holds about this many bytes of per-example gradients at a time, unless chunk_size says otherwise
 _CHUNK_BYTES = 256 * 2**20
+
+# What a model that does not run under vmap raises; a genuine fault of the model is raised again by the loop
+VMAP_FAULTS = (RuntimeError, NotImplementedError, UserWarning, ValueError, TypeError)
 
 
 def selected_values(request: Request) -> dict[str, Tensor]:
@@ -64,7 +67,7 @@ def vmap_gradients(request: Request) -> dict[str, Tensor]:
 
     def one(selected: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:
         def scalar(values: dict[str, Tensor]) -> Tensor:
-            example = rebuild(rows)
+            example = rebuild([row.clone() for row in rows])  # of our own: a first layer may work in place
             own = {name: buffer.clone() for name, buffer in buffers.items()}
             with swapped(inner, {**own, **values}):
                 outputs = call(inner, example)
@@ -86,7 +89,7 @@ def vmap_gradients(request: Request) -> dict[str, Tensor]:
         torch.inference_mode(False),
         torch.set_grad_enabled(request.differentiable),
         preserved(inner, devices_of(inner)),
-        differentiable_kernels(inner, twice=True),
+        differentiable_kernels(inner, twice=True, written_out=request.differentiable),
     ):
         in_dims = (None, *(0 for _ in tensors))
         result: dict[str, Tensor] = vmap(one, in_dims=in_dims, randomness=request.randomness, chunk_size=chunk)(
@@ -103,17 +106,20 @@ def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
         joint: Run one forward of the whole batch and pull each example's scalar back, instead of one forward each. Right
             also where a normalization over the batch lies before the parameters.
     """
-    n = len(request.batch)
-    check_grad_possible(request.inner, [])
     with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         selected = selected_values(request)
-        rows: dict[str, list[Tensor]] = {name: [] for name in selected}
+        rows: list[dict[str, Tensor | None]] = []
         shared = _scalars(request, request.batch, selected) if joint else None
-        for i in range(n):
-            scalar = shared[i] if shared is not None else _scalars(request, request.batch[i : i + 1], selected, i)[0]
-            for name, gradient in _pulled(scalar, selected, request.differentiable).items():
-                rows[name].append(gradient)
-    return {name: torch.stack(values) for name, values in rows.items()}
+        for i in range(len(request.batch)):
+            if shared is not None:
+                scalar = shared[i]
+            else:
+                with swapped(request.inner, cloned_buffers(request.inner)):  # no forward sees what another one wrote
+                    scalar = _scalars(request, request.batch[i : i + 1], selected, i)[0]
+            rows.append(_pulled(scalar, selected, request.differentiable))
+    if all(gradient is None for row in rows for gradient in row.values()):
+        warn_disconnected(request.of, selected)
+    return _stacked(rows, selected, scalar.shape)
 
 
 def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tensor]:
@@ -126,12 +132,37 @@ def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tenso
     Returns:
         From parameter name to `[len(members), *targets, *shape]`.
     """
-    check_grad_possible(request.inner, [])
     with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         selected = selected_values(request)
         scalars = _scalars(request, request.batch, selected, coupled_is_fine=request.per == "batch")
         rows = [_pulled(scalars[mask].sum(0), selected, request.differentiable) for mask in members]
-    return {name: torch.stack([row[name] for row in rows]) for name in selected}
+    if all(gradient is None for row in rows for gradient in row.values()):
+        warn_disconnected(request.of, selected)
+    return _stacked(rows, selected, scalars.shape[1:])
+
+
+def check_on_two(request: Request, *, vmapped: bool) -> None:
+    """Evaluate `of` on two examples at once, for the routes that only ever show it one, or none at all.
+
+    Alone, a scalar that is reduced over the batch looks right, and under vmap one that is cut from the graph gives zeros.
+    """
+    batch = usable(request.batch[:2])
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+        with differentiable_kernels(request.inner, twice=False):
+            outputs = call(request.inner, batch.map(torch.Tensor.clone))
+        scalars = evaluate(request.of, outputs, batch, request.heads)
+        _check_attached(request, scalars)
+        found = torch.autograd.grad(scalars.sum(), list(request.params.values()), allow_unused=True)
+    if vmapped and all(gradient is None for gradient in found):
+        warn_disconnected(request.of, request.params)
+
+
+def _check_attached(request: Request, scalars: Tensor) -> None:
+    if not scalars.requires_grad:
+        raise CompatibilityError(
+            f"of={request.of!r} carries no graph to the parameters {', '.join(map(repr, list(request.params)[:3]))}...: is the "
+            "path cut by detach() or no_grad()?"
+        )
 
 
 def _scalars(
@@ -156,11 +187,7 @@ def _scalars(
             copies=False,
         )
     scalars = evaluate(request.of, capture.outputs, capture.batch, request.heads)
-    if not scalars.requires_grad:
-        raise CompatibilityError(
-            f"of={request.of!r} carries no graph to the parameters {', '.join(map(repr, list(selected)[:3]))}...: is the path "
-            "cut by detach() or no_grad()?"
-        )
+    _check_attached(request, scalars)
     if not coupled_is_fine:
         check_uncoupled(scalars, selected.values(), capture.normalized, "the parameters")
     return scalars.sum(1) if request.over_heads else scalars
@@ -173,31 +200,42 @@ def _replaced_points(request: Request) -> Points:
     return Points(activations={name: axis for name, axis in points.activations.items() if name in wanted})
 
 
-def _pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
-    """Return gradients `[*targets, *shape]`, zero where a parameter is not used."""
-    columns = []
-    for value in scalar.reshape(-1):
-        gradients = torch.autograd.grad(
+def _pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor | None]:
+    """Return gradients `[*targets, *shape]`, None where no target uses a parameter."""
+    columns = [
+        torch.autograd.grad(
             value, list(selected.values()), retain_graph=True, create_graph=differentiable, allow_unused=True
         )
-        columns.append(
-            [
-                gradient if gradient is not None else torch.zeros_like(tensor)
-                for gradient, tensor in zip(gradients, selected.values(), strict=True)
-            ]
-        )
-    return {
-        name: torch.stack([column[position] for column in columns]).reshape(*scalar.shape, *tensor.shape)
-        for position, (name, tensor) in enumerate(selected.items())
-    }
+        for value in scalar.reshape(-1)
+    ]
+    found: dict[str, Tensor | None] = {}
+    for position, (name, tensor) in enumerate(selected.items()):
+        column = [column[position] for column in columns]
+        if all(gradient is None for gradient in column):
+            found[name] = None
+            continue
+        filled = [torch.zeros_like(tensor) if gradient is None else gradient for gradient in column]
+        found[name] = torch.stack(filled).reshape((*scalar.shape, *tensor.shape))
+    return found
+
+
+def _stacked(
+    rows: list[dict[str, Tensor | None]], selected: dict[str, Tensor], targets: torch.Size
+) -> dict[str, Tensor]:
+    """Stack rows of gradients, with zeros where a parameter is not used."""
+    results = {}
+    for name, tensor in selected.items():
+        nothing = tensor.new_zeros((*targets, *tensor.shape))
+        column = [row[name] for row in rows]
+        results[name] = torch.stack([nothing if gradient is None else gradient for gradient in column])
+    return results
 
 
 def _with_input_values(request: Request) -> Batch:
     values: dict[str, Any] = {name: value for name, value in request.at.items() if name in request.points.inputs}
     batch = request.batch.with_inputs(values) if values else request.batch
-    if request.differentiable:
-        return batch.map(lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-    return batch.map(lambda tensor: tensor.detach())
+    batch = usable(batch)
+    return batch if request.differentiable else batch.map(lambda tensor: tensor.detach())
 
 
 def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

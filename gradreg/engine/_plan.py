@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
-from gradreg.engine._params import default_chunk
+from gradreg.engine._params import VMAP_FAULTS, default_chunk, vmap_gradients
 from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import Decision, decide
+from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
+from gradreg.errors import GradregError
 from gradreg.model import Ensemble, SharedBase, devices_of, loop_reason, preserved
-from gradreg.scalars import ScalarFunction
+from gradreg.scalars import ScalarFunction, read_outputs
 from gradreg.wrt import Wrt
 
 # Shares of one plain forward+backward: the forward, and a pullback to activations alone (no weight gradients)
@@ -124,6 +125,8 @@ def plan(
         route=route,
     )
     decision = decide(request)
+    if decision.params == "vmap" and request.route == "auto":
+        decision = _tried(request)
     capture, scalar = _probe(request)
     targets = tuple(scalar.shape[2 if request.over_heads else 1 :])
     count = max(1, torch.Size(targets).numel())
@@ -140,6 +143,18 @@ def plan(
         decision.rejected,
         tuple(_notes(request, decision)),
     )
+
+
+def _tried(request: Request) -> Decision:
+    """Run two examples under vmap, as `gradients` would find out, and decide again."""
+    two = {name: value[:2] if name in request.points.inputs else value for name, value in request.at.items()}
+    try:
+        vmap_gradients(replace(request, batch=request.batch[:2], at=two, differentiable=False))
+    except GradregError:
+        raise
+    except VMAP_FAULTS as refusal:
+        note_vmap_refusal(request, refusal_text(refusal))
+    return decide(request)
 
 
 def _probe(request: Request) -> tuple[Capture, Tensor]:
@@ -166,9 +181,9 @@ def _example_shapes(request: Request, capture: Capture) -> list[tuple[str, tuple
     for key, recorded in capture.activations.items():
         moved = recorded.tensor.movedim(recorded.batch_axis, 0)
         found.append((key, tuple(moved.shape[1:]), moved.dtype))
-    if request.points.outputs and isinstance(capture.outputs, Tensor):
-        skip = 2 if request.over_heads else 1
-        found.append(("outputs", tuple(capture.outputs.shape[skip:]), capture.outputs.dtype))
+    if request.points.outputs:
+        outputs = read_outputs(capture.outputs, getattr(request.of, "output", None))
+        found.append(("outputs", tuple(outputs.shape[2 if request.over_heads else 1 :]), outputs.dtype))
     found += [(name, tuple(parameter.shape), parameter.dtype) for name, parameter in request.params.items()]
     return found
 

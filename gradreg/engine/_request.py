@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import BatchError, GradregError, HeadsError, UnknownNameError, closest
-from gradreg.model import Ensemble, SharedBase, check_compatible, parameter_aliases, unwrap
+from gradreg.model import Ensemble, SharedBase, check_compatible, check_grad_possible, parameter_aliases, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind
 from gradreg.wrt import Activations, Features, Inputs, Outputs, Params, Wrt, as_wrt, match_names
 
@@ -29,6 +29,7 @@ class Points:
         outputs: Whether the outputs.
         activations: From module name to the axis of examples.
         calls: From module name to the calls that are wanted; absent means all.
+        required: Modules named in full, which must be called; those of a glob may be containers that never are.
     """
 
     inputs: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Points:
     outputs: bool = False
     activations: dict[str, int] = field(default_factory=dict)
     calls: dict[str, set[int]] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self.features or self.outputs or self.activations)
@@ -61,6 +63,7 @@ class Points:
             self.outputs or other.outputs,
             activations,
             calls,
+            self.required | other.required,
         )
 
     def covers(self, other: Points) -> bool:
@@ -201,6 +204,7 @@ def resolve(
             f"of={of!r} is not callable; use logit(i), loss(fn), ... or a function (outputs, batch) -> [n]."
         )
     check_compatible(model, differentiable=differentiable)
+    check_grad_possible(unwrap(model))
     batch = as_batch(batch)
     if per == "group" and batch.groups is None:
         raise BatchError('per="group" needs Batch.groups, the integer group of every example.')
@@ -260,7 +264,8 @@ def _activations(inner: nn.Module, item: Activations) -> Points:
     for name in names:
         first.setdefault(id(modules[name]), name)
     found = dict.fromkeys((first[id(modules[name])] for name in matched), item.batch_axis)
-    return Points(activations=found, calls={name: {int(call)} for name in found} if call else {})
+    literal = frozenset(found) if not set("*?") & set(glob) else frozenset()
+    return Points(activations=found, calls={name: {int(call)} for name in found} if call else {}, required=literal)
 
 
 def _check_at(request: Request) -> None:

@@ -108,6 +108,12 @@ def _norm_text(norms: list[str]) -> str:
     return f"BatchNorm in train mode ({names}) needs the whole batch in one forward"
 
 
+def refusal_text(refusal: BaseException) -> str:
+    """Return the first line of what torch says."""
+    lines = str(refusal).splitlines()
+    return f"{type(refusal).__name__}: {lines[0] if lines else ''}"
+
+
 def note_vmap_refusal(request: Request, reason: str) -> bool:
     """Remember that vmap refused the model; return whether this is news."""
     known = _VMAP_REFUSALS.setdefault(request.inner, {})

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -19,6 +20,9 @@ from gradreg.scalars import ScalarFunction, bind
 from gradreg.wrt import Params, Wrt, as_wrt
 
 Share = tuple[ScalarFunction, "Wrt | tuple[Wrt, ...]"]
+
+# Structures are checked at the first step with a model, not at every step
+_COMPATIBLE: WeakSet[nn.Module] = WeakSet()
 
 _SESSION: ContextVar[Session | None] = ContextVar("gradreg_session", default=None)
 
@@ -52,14 +56,18 @@ class Session:
             points = resolve_points(self.inner, batch, items)
             self._wanted.append((bind(of, self.inner), points))
             self.points = self.points.merged(points)
-        check_compatible(model, differentiable=bool(self.points))
+        if model not in _COMPATIBLE:
+            check_compatible(model, differentiable=True)
+            _COMPATIBLE.add(model)
 
     @property
     def capture(self) -> Capture:
         """The forward, run at first need. It advances buffers and random streams as any training forward does."""
         if self._capture is None:
             with grad_mode():
-                self._capture = observe(self.model, self.batch, self.points, differentiable=bool(self.points))
+                self._capture = observe(
+                    self.model, self.batch, self.points, differentiable=bool(self.points), protect=False
+                )
             check_batch_axes(self.model, self.inner, self.batch, self._capture, self.points)
         return self._capture
 

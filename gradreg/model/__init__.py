@@ -17,3 +17,4 @@ from gradreg.model._heads import tapped as tapped
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._state import devices_of as devices_of
 from gradreg.model._state import preserved as preserved
+from gradreg.model._state import preserved_random_state as preserved_random_state

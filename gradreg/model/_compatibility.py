@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from gradreg.errors import CompatibilityError
+from gradreg.model._walk import walk
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -27,7 +27,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 def train_mode_batch_norms(model: nn.Module) -> list[str]:
     """Return the names of the modules that normalize over the batch at this moment."""
-    return [name for name, module in model.named_modules() if is_batch_norm(module)]
+    return [name for name, module in walk(model) if is_batch_norm(module)]
 
 
 def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
@@ -52,7 +52,7 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
             "DistributedDataParallel(static_graph=True) leaves every rank with its local gradient of a gradient penalty; "
             "wrap the model with static_graph=False."
         )
-    for name, module in inner.named_modules():
+    for name, module in walk(inner):
         label = f"module {name!r}" if name else "the model"
         if type(module).__name__ == "OptimizedModule" and differentiable:
             problems.append(
@@ -69,12 +69,8 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
         raise CompatibilityError("The model cannot be differentiated as asked:\n- " + "\n- ".join(problems))
 
 
-def check_grad_possible(model: nn.Module, tensors: list[torch.Tensor]) -> None:
-    """Refuse tensors that no gradient can pass through.
-
-    Args:
-        model: The model.
-        tensors: Inputs of the call.
+def check_grad_possible(model: nn.Module) -> None:
+    """Refuse parameters that no gradient can pass through.
 
     Raises:
         CompatibilityError: If a parameter was made under inference mode.

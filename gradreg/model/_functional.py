@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from gradreg.errors import UnknownNameError, closest
+from gradreg.model._walk import walk
 
 
 def _owned(model: nn.Module, kind: str) -> dict[str, list[tuple[nn.Module, str]]]:
     """Map the first name of every distinct tensor to all (module, attribute) places that hold it.
 
-    `named_modules` yields each module object once, so a module reachable under two names is swapped once. The stock
+    `walk` yields each module object once, so a module reachable under two names is swapped once. The stock
     `torch.func.functional_call` swaps it twice and puts the temporary tensor back (pytorch/pytorch#164759).
     """
     first: dict[int, str] = {}
     places: dict[str, list[tuple[nn.Module, str]]] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in walk(model):
         for attribute, tensor in getattr(module, kind).items():
             if tensor is None:
                 continue
@@ -62,7 +63,7 @@ def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
                 f"{closest(name, [*parameters, *buffers])}."
             )
     undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    recurrent = [module for _, module in walk(model) if isinstance(module, nn.RNNBase)]
     try:
         for name, tensor in tensors.items():
             kind, places = ("_parameters", parameters) if name in parameters else ("_buffers", buffers)

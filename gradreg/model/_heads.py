@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from gradreg.errors import HeadsError, closest
 from gradreg.model._call import invoke
 from gradreg.model._functional import swapped
-from gradreg.model._similarity import heads_differ
+from gradreg.model._similarity import Walked, head_tensors, heads_differ
+from gradreg.model._walk import walk
 
 __all__ = ["Ensemble", "HeadsRun", "SharedBase", "Tap", "tapped"]
 
@@ -203,9 +204,10 @@ def _run_heads(
 ) -> Any:
     """Run every head on the shared inputs and stack what they return at axis 1."""
     run: HeadsRun | None = None
-    if loop_reason(owner, heads, tap) is None:
+    walked = [walk(head) for head in heads] if len(heads) >= _VMAP_FROM else []
+    if loop_reason(owner, heads, tap, walked) is None:
         try:
-            run = _vmapped(heads, shared, apply, tap)
+            run = _vmapped(heads, walked, shared, apply, tap)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as refusal:
             _REFUSALS[owner] = str(refusal).splitlines()[0]  # a genuine fault is raised again by the loop
     if run is None:
@@ -216,32 +218,36 @@ def _run_heads(
     return run.outputs
 
 
-def loop_reason(owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None) -> str | None:
+def loop_reason(
+    owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None, walked: list[Walked] | None = None
+) -> str | None:
     """Say why the heads are run one by one, or None where they run as one vmapped pass."""
     if len(heads) < _VMAP_FROM:
         return f"{len(heads)} heads are fewer than {_VMAP_FROM}"
     if tap is not None and tap.one_by_one:
         return "activations inside heads are wanted"
-    return _REFUSALS.get(owner) or heads_differ(heads)
+    return _REFUSALS.get(owner) or heads_differ(walked or [walk(head) for head in heads])
 
 
 def _vmapped(
     heads: nn.ModuleList,
+    walked: list[Walked],
     shared: dict[str, Any],
     apply: Callable[[nn.Module, Mapping[str, Any]], Any],
     tap: Tap | None,
 ) -> HeadsRun:
     template = heads[0]
-    states = [{**dict(head.named_parameters()), **dict(head.named_buffers())} for head in heads]
+    states = [head_tensors(own) for own in walked]
     # torch.stack of the live parameters; torch.func.stack_module_state would make new leaves and lose the gradient
     stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-    in_place = any(getattr(module, "inplace", False) for module in template.modules())
+    in_place = any(getattr(module, "inplace", False) for _, module in walked[0])
     copies: dict[str, Tensor | list[Tensor]] = {}
     constants, mapped = {}, {}
     for name, value in shared.items():
         if not isinstance(value, Tensor):
             constants[name] = value
         elif tap is not None and name in tap.shared:
+            value = shared[name] = _differentiable(value)
             copies[name] = copy = value.unsqueeze(0).expand(len(heads), *value.shape)
             mapped[name] = copy.clone() if in_place else copy
         else:
@@ -278,11 +284,14 @@ def _looped(
     def fresh() -> dict[str, Tensor]:
         return {name: shared[name].clone() for name in copies}
 
+    for name in copies:
+        shared[name] = _differentiable(shared[name])
+
     for position, head in enumerate(heads):
         if tap is not None:
             tap.head = position
         points = fresh()
-        in_place = any(getattr(module, "inplace", False) for module in head.modules())
+        in_place = any(getattr(module, "inplace", False) for _, module in walk(head))
         output, changed = run(position, points, protect=in_place)
         if changed:  # by a function, which no attribute announces: run again on copies
             points = fresh()
@@ -293,6 +302,11 @@ def _looped(
     if tap is not None:
         tap.head = None
     return HeadsRun(_stacked(outputs), dict(copies))
+
+
+def _differentiable(value: Tensor) -> Tensor:
+    """Return a shared input that gradients can be taken with respect to, also behind a frozen base."""
+    return value if value.requires_grad else value.detach().requires_grad_()
 
 
 def _stacked(outputs: Sequence[Any]) -> Any:

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gradreg.model._norms import WrittenOutNorms
+from gradreg.model._walk import walk
+
 
 @contextmanager
-def differentiable_kernels(model: nn.Module, *, twice: bool) -> Iterator[None]:
+def differentiable_kernels(model: nn.Module, *, twice: bool, written_out: bool = False) -> Iterator[None]:
     """Choose kernels for the forward inside.
 
     The inference path of `nn.TransformerEncoder` and `nn.MultiheadAttention` is always switched off: it looks at
@@ -22,6 +25,7 @@ def differentiable_kernels(model: nn.Module, *, twice: bool) -> Iterator[None]:
     Args:
         model: The module whose forward runs inside.
         twice: Whether the result will be differentiated again, or transformed by vmap or jvp.
+        written_out: Whether layer and instance normalization are computed without their kernels (`WrittenOutNorms`).
 
     Yields:
         Nothing.
@@ -33,6 +37,8 @@ def differentiable_kernels(model: nn.Module, *, twice: bool) -> Iterator[None]:
             stack.callback(torch.backends.mha.set_fastpath_enabled, True)
         if twice:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if torch.backends.cudnn.enabled and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            if torch.backends.cudnn.enabled and any(isinstance(module, nn.RNNBase) for _, module in walk(model)):
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if written_out:
+            stack.enter_context(WrittenOutNorms())
         yield

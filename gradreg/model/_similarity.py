@@ -1,61 +1,80 @@
-"""Whether heads are the same function of their parameters, so that one vmapped pass can run them all."""
+"""Whether heads are the same function of their tensors, so that one vmapped pass can run them all."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-_TENSORS = ("_parameters", "_buffers")
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NOT_SETTINGS = frozenset(vars(nn.Module()))
 
 
-def heads_differ(heads: nn.ModuleList) -> str | None:
-    """Say why the heads cannot share one vmapped pass, or None where they can.
+Walked = list[tuple[str, nn.Module]]
 
-    Equal are heads of the same classes with the same settings and the same shapes. What cannot be compared, hooks, and
-    buffers that a forward may write to count as different: a loop is always right.
+
+def heads_differ(walked: list[Walked]) -> str | None:
+    """Say why the heads, given as walked, cannot share one vmapped pass, or None where they can.
+
+    Equal are heads of the same classes with the same settings, the same shapes and the same ties. What cannot be compared,
+    hooks, and buffers that a forward may write to count as different: a loop is always right.
     """
-    first = list(heads[0].named_modules())
+    first = walked[0]
     for name, module in first:
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"head 0 has a hook on {name or 'itself'!r}"
         if module._buffers and (module.training or not isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return f"head 0 has buffers in {name or 'itself'!r}, which its forward may write to"
-    for position in range(1, len(heads)):
-        others = list(heads[position].named_modules())
-        if len(others) != len(first):
-            return f"heads 0 and {position} have different modules"
+    ties = _ties(first)
+    for position, others in enumerate(walked[1:], 1):
+        if len(others) != len(first) or _ties(others) != ties:
+            return f"heads 0 and {position} have different modules or ties"
         for (name, module), (other_name, other) in zip(first, others, strict=True):
             if name != other_name or not _same(module, other):
                 return f"heads 0 and {position} differ in {other_name or 'their class'!r}"
     return None
 
 
+def head_tensors(walked: Walked) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a head by their first names."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for prefix, module in walked:
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+    return found
+
+
+def _ties(modules: Walked) -> list[int]:
+    """Return for every tensor the place of its first occurrence."""
+    first: dict[int, int] = {}
+    tensors = [t for _, module in modules for kind in (module._parameters, module._buffers) for t in kind.values()]
+    return [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+
+
 def _same(module: nn.Module, other: nn.Module) -> bool:
+    if module is other:
+        return True
     if type(module) is not type(other) or module.training != other.training:
         return False
-    if any(getattr(other, hooks) for hooks in _HOOKS):
+    if other._forward_hooks or other._forward_pre_hooks or other._backward_hooks or other._backward_pre_hooks:
         return False
-    for kind in _TENSORS:
-        mine, theirs = getattr(module, kind), getattr(other, kind)
+    for mine, theirs in ((module._parameters, other._parameters), (module._buffers, other._buffers)):
         if mine.keys() != theirs.keys():
             return False
         for a, b in zip(mine.values(), theirs.values(), strict=True):
-            if (a is None) != (b is None):
+            if a is None or b is None:
+                if a is not b:
+                    return False
+            elif a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
                 return False
-            if a is not None and (a.shape != b.shape or a.dtype != b.dtype or a.device != b.device):
-                return False
-    mine, theirs = vars(module), vars(other)
-    if mine.keys() != theirs.keys():
+    settings, others = vars(module), vars(other)
+    if settings.keys() != others.keys():
         return False
-    return all(_equal(value, theirs[name]) for name, value in mine.items() if name not in _NOT_SETTINGS)
+    return all(_equal(value, others[name]) for name, value in settings.items() if name not in _NOT_SETTINGS)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -78,7 +78,7 @@ class Regularizer(nn.Module, ABC):
             found = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
             raise GradregError(f"{name} must return a scalar tensor, found {found}.")
         if self._first_call:
-            first_check(name, model, penalty)
+            first_check(name, model, batch, penalty)
             # a call under no_grad says nothing about training
             self._first_call = not penalty.requires_grad
         return penalty

@@ -257,7 +257,7 @@ class BareParameters(nn.Module):
 
 
 class Branching(nn.Module):
-    """Looks at the values of its input in Python and selects by a mask, which vmap cannot follow."""
+    """Looks at the values of its activations in Python, which vmap cannot follow."""
 
     def __init__(self) -> None:
         super().__init__()

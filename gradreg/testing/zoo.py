@@ -360,6 +360,7 @@ CASES: tuple[Case, ...] = (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 2)),
         _vectors(3),
         logit(1),
+        activations=Activations("*"),
         inputs=Inputs(),
         params=_ALL,
     ),
@@ -569,6 +570,29 @@ CASES: tuple[Case, ...] = (
     _make("heads_of_equal_shape", _heads_of_equal_shape, _vectors(3), logit(0), tags="heads", **_WITH_HEADS),
     _make("tied_and_untied_heads", _tied_and_untied_heads, _vectors(3), logit(0), tags="heads", **_WITH_HEADS),
     _make("partly_frozen_heads", _partly_frozen_heads, _vectors(3), logit(0), tags="heads", **_WITH_HEADS),
+    *(
+        _make(
+            name,
+            functools.partial(_heads, count, nn.Identity),
+            _vectors(3, 4),
+            loss(F.cross_entropy),
+            tags="heads",
+            inputs=Inputs(),
+            features=Features(),
+            outputs=Outputs(),
+            params=_ALL,
+            base_activations=Activations("base.*"),
+        )
+        for name, count in (("two_identity_heads", 2), ("four_identity_heads", 4))
+    ),
+    _make(
+        "normalized_heads",
+        lambda: _heads(4, lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))),
+        _vectors(3),
+        logit(0),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
     _make(
         "one_logit_heads",
         lambda: _heads(4, lambda: _mlp(4, 3, 1)),

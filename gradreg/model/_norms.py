@@ -1,0 +1,74 @@
+"""LayerNorm and InstanceNorm written out, where the kernels of torch give wrong second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class WrittenOutNorms(TorchFunctionMode):
+    """Compute layer and instance normalization from means and variances inside the context.
+
+    Under `vmap(grad(...))` the batching rule of the fused backward treats the saved mean and deviation as constants, so that
+    differentiating its result again is wrong without any error (measured with torch 2.13: LayerNorm and InstanceNorm, not
+    GroupNorm, RMSNorm or eval BatchNorm). Written out, every order is right.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer calls of layer and instance normalization; pass all others on."""
+        kwargs = kwargs or {}
+        if func in (torch.layer_norm, F.layer_norm):
+            return _layer_norm(*args, **kwargs)
+        if func in (torch.instance_norm, F.instance_norm) and _from_input(func, args, kwargs):
+            return _instance_norm(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    return _affine(_normalized(input, list(range(-len(normalized_shape), 0)), eps), weight, bias)
+
+
+def _instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    given = _named(func, args, kwargs)
+    input = given["input"]
+    shape = (1, -1, *[1] * (input.dim() - 2))
+    weight, bias = (given[name].reshape(shape) if given[name] is not None else None for name in ("weight", "bias"))
+    return _affine(_normalized(input, list(range(2, input.dim())), given["eps"]), weight, bias)
+
+
+def _named(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+    if func is torch.instance_norm:
+        names = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps")
+    defaults = {"weight": None, "bias": None, "use_input_stats": True, "eps": 1e-5}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _from_input(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether statistics come from the input and no running ones are to be moved."""
+    given = _named(func, args, kwargs)
+    return bool(given["use_input_stats"]) and given.get("running_mean") is None
+
+
+def _normalized(input: Tensor, axes: list[int], eps: float) -> Tensor:
+    centered = input - input.mean(axes, keepdim=True)
+    return centered * (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
+
+
+def _affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = normalized if weight is None else normalized * weight
+    return scaled if bias is None else scaled + bias
