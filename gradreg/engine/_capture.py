@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine._coupling import check_uncoupled
-from gradreg.engine._evaluate import evaluate
+from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._request import Points, Request
 from gradreg.errors import CompatibilityError, DisconnectedWarning, GradregError
@@ -83,6 +83,7 @@ def pull(
         From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
     """
     per_head = heads if not isinstance(of, AcrossHeads) else None
+    check_targets(of, capture.outputs, capture.batch)
     scalar = evaluate(of, capture.outputs, capture.batch, heads)
     targets = _targets(model, capture, of, points, per_head)
     _check_coupling(scalar, targets, capture)

@@ -48,6 +48,13 @@ def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis:
     return torch.stack(columns, axis)
 
 
+def check_targets(of: ScalarFunction, outputs: Any, batch: Batch) -> None:
+    """Let a scalar look at all targets of a batch, outside of any transform, before it is evaluated."""
+    check = getattr(of, "check_targets", None)
+    if check is not None:
+        check(outputs, batch)
+
+
 def evaluate(of: ScalarFunction, outputs: Any, batch: Batch, heads: int | None) -> Tensor:
     """Return the scalars: `[n, *targets]`, with heads `[n, K, *targets]`; `of` is given one head's outputs.
 
@@ -62,5 +69,7 @@ def evaluate(of: ScalarFunction, outputs: Any, batch: Batch, heads: int | None) 
     """
     n = len(batch)
     if heads is None or isinstance(of, AcrossHeads):
+        return check_scalar(of(outputs, batch), n, of)
+    if isinstance(outputs, Tensor) and getattr(of, "takes_all_heads", lambda dim: False)(outputs.dim()):
         return check_scalar(of(outputs, batch), n, of)
     return map_heads(lambda own: check_scalar(of(own, batch), n, of), outputs, heads, axis=1)

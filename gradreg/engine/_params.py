@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from gradreg.batch import Batch
 from gradreg.engine._capture import warn_disconnected
 from gradreg.engine._coupling import check_uncoupled
-from gradreg.engine._evaluate import evaluate
+from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
 from gradreg.engine._request import Points, Request
 from gradreg.errors import CompatibilityError
@@ -150,6 +150,7 @@ def check_on_two(request: Request, *, vmapped: bool) -> None:
     with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         with differentiable_kernels(request.inner, twice=False):
             outputs = call(request.inner, batch.map(torch.Tensor.clone))
+        check_targets(request.of, outputs, request.batch)
         scalars = evaluate(request.of, outputs, batch, request.heads)
         _check_attached(request, scalars)
         found = torch.autograd.grad(scalars.sum(), list(request.params.values()), allow_unused=True)
@@ -186,6 +187,7 @@ def _scalars(
             differentiable=request.differentiable,
             copies=False,
         )
+    check_targets(request.of, capture.outputs, batch)
     scalars = evaluate(request.of, capture.outputs, capture.batch, request.heads)
     _check_attached(request, scalars)
     if not coupled_is_fine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from gradreg.errors import CompatibilityError
-from gradreg.model._walk import walk
+from gradreg.model._walk import all_modules, walk
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -27,6 +27,8 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 def train_mode_batch_norms(model: nn.Module) -> list[str]:
     """Return the names of the modules that normalize over the batch at this moment."""
+    if not any(is_batch_norm(module) for module in all_modules(model)):
+        return []
     return [name for name, module in walk(model) if is_batch_norm(module)]
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from gradreg.errors import UnknownNameError, closest
-from gradreg.model._walk import walk
+from gradreg.model._walk import all_modules, walk
 
 
 def _owned(model: nn.Module, kind: str) -> dict[str, list[tuple[nn.Module, str]]]:
@@ -63,7 +63,7 @@ def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
                 f"{closest(name, [*parameters, *buffers])}."
             )
     undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
-    recurrent = [module for _, module in walk(model) if isinstance(module, nn.RNNBase)]
+    recurrent = [module for module in all_modules(model) if isinstance(module, nn.RNNBase)]
     try:
         for name, tensor in tensors.items():
             kind, places = ("_parameters", parameters) if name in parameters else ("_buffers", buffers)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from gradreg.errors import HeadsError, closest
+from gradreg.errors import GradregError, HeadsError, closest
 from gradreg.model._call import invoke
 from gradreg.model._functional import swapped
 from gradreg.model._similarity import Walked, head_tensors, heads_differ
-from gradreg.model._walk import walk
+from gradreg.model._walk import all_modules, walk
 
 __all__ = ["Ensemble", "HeadsRun", "SharedBase", "Tap", "tapped"]
 
@@ -204,14 +204,19 @@ def _run_heads(
 ) -> Any:
     """Run every head on the shared inputs and stack what they return at axis 1."""
     run: HeadsRun | None = None
+    refusal: str | None = None
     walked = [walk(head) for head in heads] if len(heads) >= _VMAP_FROM else []
     if loop_reason(owner, heads, tap, walked) is None:
         try:
             run = _vmapped(heads, walked, shared, apply, tap)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as refusal:
-            _REFUSALS[owner] = str(refusal).splitlines()[0]  # a genuine fault is raised again by the loop
+        except GradregError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as fault:
+            refusal = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
     if run is None:
         run = _looped(heads, shared, apply, tap)
+        if refusal is not None:  # a genuine fault was raised again by the loop
+            _REFUSALS[owner] = refusal
     if tap is not None:
         tap.run = run
         tap.sources = {name: value for name, value in shared.items() if isinstance(value, Tensor)}
@@ -291,7 +296,7 @@ def _looped(
         if tap is not None:
             tap.head = position
         points = fresh()
-        in_place = any(getattr(module, "inplace", False) for _, module in walk(head))
+        in_place = any(getattr(module, "inplace", False) for module in all_modules(head))
         output, changed = run(position, points, protect=in_place)
         if changed:  # by a function, which no attribute announces: run again on copies
             points = fresh()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradreg.model._norms import WrittenOutNorms
-from gradreg.model._walk import walk
+from gradreg.model._walk import all_modules
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def differentiable_kernels(model: nn.Module, *, twice: bool, written_out: bool =
             stack.callback(torch.backends.mha.set_fastpath_enabled, True)
         if twice:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if torch.backends.cudnn.enabled and any(isinstance(module, nn.RNNBase) for _, module in walk(model)):
+            if torch.backends.cudnn.enabled and any(isinstance(module, nn.RNNBase) for module in all_modules(model)):
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if written_out:
             stack.enter_context(WrittenOutNorms())

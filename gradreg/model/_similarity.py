@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NOT_SETTINGS = frozenset(vars(nn.Module()))
-
 
 Walked = list[tuple[str, nn.Module]]
 
@@ -17,22 +15,32 @@ def heads_differ(walked: list[Walked]) -> str | None:
     """Say why the heads, given as walked, cannot share one vmapped pass, or None where they can.
 
     Equal are heads of the same classes with the same settings, the same shapes and the same ties. What cannot be compared,
-    hooks, and buffers that a forward may write to count as different: a loop is always right.
+    hooks, and buffers that a forward may write to count as different: a loop is always right. This runs in every forward,
+    since settings may change between two.
     """
     first = walked[0]
     for name, module in first:
-        if any(getattr(module, hooks) for hooks in _HOOKS):
+        if _hooked(module):
             return f"head 0 has a hook on {name or 'itself'!r}"
         if module._buffers and (module.training or not isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return f"head 0 has buffers in {name or 'itself'!r}, which its forward may write to"
     ties = _ties(first)
+    settings = [
+        [(key, value) for key, value in vars(module).items() if key not in _NOT_SETTINGS] for _, module in first
+    ]
     for position, others in enumerate(walked[1:], 1):
         if len(others) != len(first) or _ties(others) != ties:
             return f"heads 0 and {position} have different modules or ties"
-        for (name, module), (other_name, other) in zip(first, others, strict=True):
-            if name != other_name or not _same(module, other):
+        for (name, module), (other_name, other), own in zip(first, others, settings, strict=True):
+            if name != other_name or not _same(module, other, own):
                 return f"heads 0 and {position} differ in {other_name or 'their class'!r}"
     return None
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def head_tensors(walked: Walked) -> dict[str, Tensor]:
@@ -55,12 +63,10 @@ def _ties(modules: Walked) -> list[int]:
     return [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
 
 
-def _same(module: nn.Module, other: nn.Module) -> bool:
+def _same(module: nn.Module, other: nn.Module, settings: list[tuple[str, Any]]) -> bool:
     if module is other:
         return True
-    if type(module) is not type(other) or module.training != other.training:
-        return False
-    if other._forward_hooks or other._forward_pre_hooks or other._backward_hooks or other._backward_pre_hooks:
+    if type(module) is not type(other) or module.training != other.training or _hooked(other):
         return False
     for mine, theirs in ((module._parameters, other._parameters), (module._buffers, other._buffers)):
         if mine.keys() != theirs.keys():
@@ -71,10 +77,10 @@ def _same(module: nn.Module, other: nn.Module) -> bool:
                     return False
             elif a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
                 return False
-    settings, others = vars(module), vars(other)
-    if settings.keys() != others.keys():
+    others = vars(other)
+    if len(others) != len(vars(module)):
         return False
-    return all(_equal(value, others[name]) for name, value in settings.items() if name not in _NOT_SETTINGS)
+    return all(key in others and _equal(value, others[key]) for key, value in settings)
 
 
 def _equal(a: Any, b: Any) -> bool:

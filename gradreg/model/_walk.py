@@ -16,10 +16,19 @@ def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
             continue
         seen.add(id(current))
         found.append((prefix, current))
-        children = [
-            (f"{prefix}.{name}" if prefix else name, child)
-            for name, child in current._modules.items()
-            if child is not None
-        ]
-        stack.extend(reversed(children))
+        if current._modules:
+            dotted = f"{prefix}." if prefix else ""
+            stack += [(dotted + name, child) for name, child in reversed(current._modules.items()) if child is not None]
     return found
+
+
+def all_modules(module: nn.Module) -> list[nn.Module]:
+    """Return every module once, in no particular order."""
+    found: dict[int, nn.Module] = {}
+    stack = [module]
+    while stack:
+        current = stack.pop()
+        if id(current) not in found:
+            found[id(current)] = current
+            stack += [child for child in current._modules.values() if child is not None]
+    return list(found.values())

@@ -51,6 +51,7 @@ def run(
     output: str | int | None,
 ) -> Forward:
     """Run the model once, head by head, and record every variable that was asked for."""
+    at = {name: _differentiable(value) for name, value in at.items()}
     points = _parameter_points(model, items, at)
     args, kwargs = _input_points(batch, items, at, differentiable, points)
     with (
