@@ -98,8 +98,21 @@ class Batch:
     @property
     def requires_grad(self) -> bool:
         """Whether a tensor of the batch requires grad."""
-        parts = (self.inputs, self.targets, self.extras)
-        return any(tensor.requires_grad for part in parts for tensor in _named_tensors(part, "").values())
+        return any(tensor.requires_grad for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the batch."""
+        found: list[Tensor] = []
+        stack: list[Any] = [self.inputs, self.targets, self.groups, self.extras]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, Mapping):
+                stack += value.values()
+            elif isinstance(value, (tuple, list)):
+                stack += value
+        return found
 
     def with_inputs(self, values: Mapping[str, Any]) -> Batch:
         """Return a batch in which the named inputs are replaced."""

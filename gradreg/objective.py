@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradreg.batch import Batch, as_batch
 from gradreg.engine import Session, grad_mode, map_heads, open_session
 from gradreg.errors import CompatibilityError, GradregError, NonFiniteLossError, ScalarError
-from gradreg.model import unwrap
+from gradreg.model import any_trainable, unwrap
 from gradreg.regularizers import Regularizer
 from gradreg.scalars import check_labels, is_causal_language_model, paired, read_outputs
 from gradreg.schedules import weight_at
@@ -80,7 +80,7 @@ class Objective(nn.Module):
         """
         batch = as_batch(batch)
         wants_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if wants_grad and not any(parameter.requires_grad for parameter in model.parameters()):
+        if wants_grad and not any_trainable(model):
             raise CompatibilityError(
                 f"No parameter of the {type(unwrap(model)).__name__} requires grad: there is nothing to train. Unfreeze some "
                 "(requires_grad_(True)), or evaluate under torch.no_grad()."
@@ -125,7 +125,8 @@ class Objective(nn.Module):
             readable: Any = read_outputs(outputs)
         except ScalarError:
             readable = None  # a task of the user's own that reads named outputs
-        check_labels(task, readable, targets)
+        if readable is not None and readable.is_cuda:
+            check_labels(task, readable, targets)  # a kernel that meets such a label ends the process
 
         def one(own: Any) -> Tensor:
             value = task(own, targets) if readable is None else task(*paired(own, targets, shift=shift))
@@ -134,7 +135,11 @@ class Objective(nn.Module):
                 raise ScalarError(f"The task must return a scalar (it keeps its own reduction), found {found}.")
             return value
 
-        return one(outputs) if session.heads is None else map_heads(one, outputs, session.heads, axis=0).mean()
+        try:
+            return one(outputs) if session.heads is None else map_heads(one, outputs, session.heads, axis=0).mean()
+        except (IndexError, RuntimeError):
+            check_labels(task, readable, targets)  # says more than torch's "Target 3 is out of bounds."
+            raise
 
     def _check_finite(self, total: Tensor, parts: dict[str, Tensor]) -> None:
         if bool(torch.isfinite(total)):

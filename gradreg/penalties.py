@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -207,6 +208,11 @@ class _PairSum(torch.autograd.Function):
         (flat,) = ctx.saved_tensors
         result: Tensor = ((flat.sum(1, keepdim=True) - flat) * tangent).sum()
         return result
+
+
+for _function in (_Gram, _PairSum):
+    # torch asks for the signature at every call of such a function; worked out once, small penalties cost half
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 
 def _by_memory(flat: Tensor) -> Tensor:

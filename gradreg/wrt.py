@@ -19,6 +19,13 @@ class Inputs:
     """The model's inputs; `name=None` takes every floating-point input.
 
     Result key: `"inputs"` for a batch of one tensor, else the name of the input.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> net = torch.nn.Bilinear(3, 4, 2)
+        >>> batch = gr.Batch((torch.zeros(5, 3), torch.zeros(5, 4)))
+        >>> {name: tuple(g.shape) for name, g in gr.gradients(net, batch, gr.logit(0), gr.Inputs()).items()}
+        {'0': (5, 3), '1': (5, 4)}
     """
 
     name: str | None = None
@@ -26,12 +33,25 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Features:
-    """The output of the base of a `SharedBase`, as every head sees it. Result key: `"features"`."""
+    """The output of the base of a `SharedBase`, as every head sees it. Result key: `"features"`.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> model = gr.SharedBase(torch.nn.Linear(3, 4), [torch.nn.Linear(4, 2) for _ in range(6)])
+        >>> gr.gradients(model, torch.zeros(5, 3), gr.logit(0), gr.Features())["features"].shape
+        torch.Size([5, 6, 4])
+    """
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs that `of` is given: logits of one head, or of a model without heads. Result key: `"outputs"`."""
+    """The outputs that `of` is given: logits of one head, or of a model without heads. Result key: `"outputs"`.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> gr.gradients(torch.nn.Linear(3, 2), torch.zeros(1, 3), gr.logit(1), gr.Outputs())["outputs"]
+        tensor([[0., 1.]])
+    """
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,13 @@ class Activations:
     Args:
         glob: Module names, for example `"encoder.layer.*"`; `"name#1"` picks one call.
         batch_axis: The axis of the module's output that runs over examples. Results always have the example first.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> layer = torch.nn.Linear(3, 3)
+        >>> net = torch.nn.Sequential(layer, torch.nn.Tanh(), layer)
+        >>> list(gr.gradients(net, torch.zeros(5, 3), gr.logit(0), gr.Activations("*")))
+        ['0#0', '1', '0#1']
     """
 
     glob: str
@@ -55,6 +82,12 @@ class Params:
     """The trainable parameters whose names match a glob; frozen ones are left out.
 
     A tied parameter is known by its first name and may be selected by any of its names.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> {name: tuple(g.shape) for name, g in gr.gradients(net, torch.zeros(5, 3), gr.logit(0), gr.Params("2.*")).items()}
+        {'2.weight': (5, 2, 4), '2.bias': (5, 2)}
     """
 
     glob: str = "*"

@@ -37,7 +37,8 @@ def capture_gradients(request: Request) -> dict[str, Tensor]:
 
 
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
-    with grad_mode(), swapped(request.inner, cloned_buffers(request.inner)):
+    replaced = {**cloned_buffers(request.inner), **request.at_params()}
+    with grad_mode(), swapped(request.inner, replaced):
         capture = observe(request.model, batch, request.points, at=at, differentiable=request.differentiable)
         check_batch_axes(request.model, request.inner, batch, capture, request.points)
         return pull(

@@ -29,6 +29,8 @@ def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis:
     Returns:
         The stacked results.
     """
+    if isinstance(outputs, Tensor) and heads < _VMAP_FROM:
+        return torch.stack([function(own) for own in outputs.unbind(1)], axis)
     leaves, structure = pytree.tree_flatten(outputs)
 
     def one(*own: Any) -> Tensor:

@@ -74,13 +74,9 @@ def attached(tensor: Tensor, *, keep_graph: bool) -> Tensor:
 
 def usable(batch: Batch) -> Batch:
     """Return the batch without tensors made under inference_mode, which no graph can hold."""
-    if not any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in pytree.tree_leaves(_parts(batch))):
+    if not any(tensor.is_inference() for tensor in batch.tensors()):
         return batch
     return batch.map(lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-
-
-def _parts(batch: Batch) -> tuple[Any, ...]:
-    return (dict(batch.named_inputs()), batch.targets, batch.groups, dict(batch.extras))
 
 
 @contextmanager
@@ -90,6 +86,9 @@ def grad_mode() -> Iterator[None]:
     Yields:
         Nothing.
     """
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        yield
+        return
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -141,7 +140,9 @@ def observe(
         elif protect:
             value = value.clone()  # nor the caller's
         values[name] = value + shift[name] if name in shift else value
-    capture.batch = batch.with_inputs(values)
+    named = batch.named_inputs()
+    if any(value is not named[name] for name, value in values.items()):
+        capture.batch = batch.with_inputs(values)
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
     with ExitStack() as stack:
         recorder = _Recorder(points, at, shift, tap, differentiable, transformed)

@@ -15,7 +15,7 @@ from gradreg.engine._params import VMAP_FAULTS, default_chunk, vmap_gradients
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
 from gradreg.errors import GradregError
-from gradreg.model import Ensemble, SharedBase, devices_of, loop_reason, preserved
+from gradreg.model import Ensemble, SharedBase, devices_of, loop_reason, preserved, swapped
 from gradreg.scalars import ScalarFunction, read_outputs
 from gradreg.wrt import Wrt
 
@@ -159,7 +159,7 @@ def _tried(request: Request) -> Decision:
 
 def _probe(request: Request) -> tuple[Capture, Tensor]:
     small = request.batch[: min(2, len(request.batch))]
-    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)), swapped(request.inner, request.at_params()):
         capture = observe(request.model, small, request.points, copies=False)
         return capture, evaluate(request.of, capture.outputs, capture.batch, request.heads)
 

@@ -49,11 +49,12 @@ class Session:
         self._served: list[tuple[ScalarFunction, Points, dict[str, Tensor]]] = []
         self._capture: Capture | None = None
         self.points = Points()
+        self._resolved: dict[tuple[Wrt, ...], Points] = {}
         for of, wrt in shares:
             items = as_wrt(wrt)
             if any(isinstance(item, Params) for item in items):
                 raise GradregError("shares() may not name Params(): parameter gradients have no shared forward.")
-            points = resolve_points(self.inner, batch, items)
+            points = self._points(items)
             self._wanted.append((bind(of, self.inner), points))
             self.points = self.points.merged(points)
         if model not in _COMPATIBLE:
@@ -94,7 +95,7 @@ class Session:
         items = as_wrt(wrt)
         if any(isinstance(item, Params) for item in items):
             return None
-        points = resolve_points(self.inner, self.batch, items)
+        points = self._points(items)
         if not self.points.covers(points):
             return None
         of = bind(of, self.inner)
@@ -109,6 +110,11 @@ class Session:
             results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
         self._served.append((of, wanted, results))
         return self._select(results, points)
+
+    def _points(self, items: tuple[Wrt, ...]) -> Points:
+        if items not in self._resolved:
+            self._resolved[items] = resolve_points(self.inner, self.batch, items)
+        return self._resolved[items]
 
     def _select(self, results: dict[str, Tensor], points: Points) -> dict[str, Tensor]:
         names = {*points.inputs, *(["features"] if points.features else []), *(["outputs"] if points.outputs else [])}

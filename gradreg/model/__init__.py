@@ -18,3 +18,4 @@ from gradreg.model._kernels import differentiable_kernels as differentiable_kern
 from gradreg.model._state import devices_of as devices_of
 from gradreg.model._state import preserved as preserved
 from gradreg.model._state import preserved_random_state as preserved_random_state
+from gradreg.model._walk import any_trainable as any_trainable

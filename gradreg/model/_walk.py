@@ -22,6 +22,17 @@ def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def any_trainable(module: nn.Module) -> bool:
+    """Whether any parameter requires grad."""
+    stack = [module]
+    while stack:
+        current = stack.pop()
+        if any(tensor is not None and tensor.requires_grad for tensor in current._parameters.values()):
+            return True
+        stack += [child for child in current._modules.values() if child is not None]
+    return False
+
+
 def all_modules(module: nn.Module) -> list[nn.Module]:
     """Return every module once, in no particular order."""
     found: dict[int, nn.Module] = {}

@@ -253,7 +253,8 @@ class BareParameters(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(x @ self.weight * self.scales[0]) + self.scales[1]
-        return hidden @ self.named["last"] / self.temperature
+        out: Tensor = hidden @ self.named["last"] / self.temperature
+        return out
 
 
 class Branching(nn.Module):
@@ -297,7 +298,8 @@ class _OldCube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return gradient * 3 * x**2
+        slope: Tensor = gradient * 3 * x**2
+        return slope
 
 
 class OldFunction(nn.Module):
@@ -309,7 +311,7 @@ class OldFunction(nn.Module):
         self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(_OldCube.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        out: Tensor = self.last(_OldCube.apply(self.first(x)))
         return out
 
 
@@ -368,7 +370,8 @@ class _FakeLanguageModel(nn.Module):
     def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         tokens = self.embedding(input_ids) * attention_mask.unsqueeze(-1)
         past = tokens.cumsum(1) / torch.arange(1, tokens.shape[1] + 1).unsqueeze(-1)
-        return torch.tanh(self.mix(past)) + tokens
+        mixed: Tensor = torch.tanh(self.mix(past)) + tokens
+        return mixed
 
 
 class FakeForCausalLM(_FakeLanguageModel):

@@ -38,6 +38,7 @@ class Forward:
 
     outputs: list[Any]
     has_heads: bool
+    batch: Batch  # as `of` reads it: its inputs are the variables, so a scalar of outputs and inputs has both paths
     points: dict[str, Point] = field(default_factory=dict)
 
 
@@ -53,7 +54,10 @@ def run(
     """Run the model once, head by head, and record every variable that was asked for."""
     at = {name: _differentiable(value) for name, value in at.items()}
     points = _parameter_points(model, items, at)
-    args, kwargs = _input_points(batch, items, at, differentiable, points)
+    batch = _input_points(batch, items, at, differentiable, points)
+    # clones, because a model may change its inputs in place
+    named = {name: map_tensors(torch.clone, value) for name, value in batch.named_inputs().items()}
+    args, kwargs = ([], named) if isinstance(batch.inputs, Mapping) else (list(named.values()), {})
     with (
         _recorded_activations(model, items, at, points, len(batch)),
         _parameters_at(model, {name: value for name, value in at.items() if name in points}),
@@ -79,7 +83,7 @@ def run(
     unknown = sorted(set(at) - set(points))
     if unknown:
         raise GradregError(f"at has the keys {unknown}, which are not among those of wrt: {sorted(points)}.")
-    return Forward(outputs, has_heads, points)
+    return Forward(outputs, has_heads, batch, points)
 
 
 def _call(model: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -114,8 +118,8 @@ def _parameter_points(model: nn.Module, items: tuple[Wrt, ...], at: Mapping[str,
 
 def _input_points(
     batch: Batch, items: tuple[Wrt, ...], at: Mapping[str, Tensor], differentiable: bool, points: dict[str, Point]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of the model, in which the wanted inputs are variables of our own."""
+) -> Batch:
+    """The batch in which the wanted inputs are variables of our own."""
     wanted = {item.name for item in items if isinstance(item, Inputs)}
     named = batch.named_inputs()
     for name in wanted - {None}:
@@ -136,10 +140,8 @@ def _input_points(
         if name in wanted:
             value = value.clone() if value.requires_grad else value.detach().clone().requires_grad_()
             points[name] = Point([value])
-        named[name] = value.clone()  # the model may change its input in place
-    if isinstance(batch.inputs, Mapping):
-        return [], named
-    return list(named.values()), {}
+        named[name] = value
+    return batch.with_inputs(named)
 
 
 @contextlib.contextmanager

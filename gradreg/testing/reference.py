@@ -271,7 +271,7 @@ def _per_head(
     mixes_heads = isinstance(of, AcrossHeads)
     with torch.enable_grad(), nothing_changed(model), sdpa_kernel(SDPBackend.MATH):
         forward = run(model, batch, items, dict(at or {}), differentiable, mixes_heads, getattr(of, "output", None))
-        scalars = [check_scalar(of(outputs, batch), len(batch), of) for outputs in forward.outputs]
+        scalars = [check_scalar(of(outputs, forward.batch), len(batch), of) for outputs in forward.outputs]
         rows: dict[str, list[Tensor]] = {key: [] for key in forward.points}
         for example in range(len(batch)):
             for head, scalar in enumerate(scalars):
