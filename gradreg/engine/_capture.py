@@ -39,7 +39,12 @@ def capture_gradients(request: Request) -> dict[str, Tensor]:
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
     replaced = {**cloned_buffers(request.inner), **request.at_params()}
     with grad_mode(), swapped(request.inner, replaced):
-        capture = observe(request.model, batch, request.points, at=at, differentiable=request.differentiable)
+        capture = observe(
+            request.model, batch, request.points, at=at, differentiable=request.differentiable, fuse=request.of
+        )
+        if capture.fused is not None:
+            check_targets(request.of, capture.outputs, capture.batch)
+            return {"features": capture.fused[1]}
         check_batch_axes(request.model, request.inner, batch, capture, request.points)
         return pull(
             request.inner, capture, request.of, request.points, request.heads, differentiable=request.differentiable

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
@@ -18,12 +19,14 @@ from gradreg.model import (
     Ensemble,
     SharedBase,
     Tap,
+    WrittenOutNorms,
     call,
     differentiable_kernels,
     tapped,
     train_mode_batch_norms,
     unwrap,
 )
+from gradreg.scalars import AcrossHeads, ScalarFunction, check_scalar
 
 
 @dataclass
@@ -52,6 +55,8 @@ class Capture:
         activations: The recorded activations, by module name or `name#k`.
         copies: Per shared input of the heads what each head read: `[K, n, ...]` or a list.
         sources: The shared inputs before they were copied.
+        normalized: From the graph node of every train-mode BatchNorm output to the module's name.
+        fused: A scalar and its gradient at the features, where they came with the forward.
     """
 
     outputs: Any
@@ -61,6 +66,7 @@ class Capture:
     copies: dict[str, Tensor | list[Tensor]] = field(default_factory=dict)
     sources: dict[str, Tensor] = field(default_factory=dict)
     normalized: dict[Any, str] = field(default_factory=dict)
+    fused: tuple[ScalarFunction, Tensor] | None = None
 
 
 def attached(tensor: Tensor, *, keep_graph: bool) -> Tensor:
@@ -104,6 +110,7 @@ def observe(
     transformed: bool = False,
     copies: bool = True,
     protect: bool = True,
+    fuse: ScalarFunction | None = None,
 ) -> Capture:
     """Run the model once and record the wanted points.
 
@@ -117,6 +124,7 @@ def observe(
         transformed: Whether a transform of torch.func surrounds the call; points then stay as they are.
         copies: Whether heads get copies of their own of the wanted shared inputs.
         protect: Whether the caller's inputs are kept from layers that work in place.
+        fuse: A scalar that is the only one wanted; its gradient at the features of equal heads comes with the forward.
 
     Returns:
         The outputs and the recorded points.
@@ -144,6 +152,9 @@ def observe(
     if any(value is not named[name] for name, value in values.items()):
         capture.batch = batch.with_inputs(values)
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
+    only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
+    if tap is not None and fuse is not None and differentiable and not at and only:
+        tap.fused = _fusion(fuse, capture.batch)
     with ExitStack() as stack:
         recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
         stack.callback(recorder.remove)
@@ -156,7 +167,26 @@ def observe(
     capture.outputs = _outputs(outputs, points)
     if tap is not None and tap.run is not None:
         capture.copies, capture.sources = tap.run.copies, tap.sources
+        if tap.run.gradients is not None and fuse is not None:
+            capture.fused = (fuse, tap.run.gradients)
     return capture
+
+
+def _fusion(of: ScalarFunction, batch: Batch) -> Callable[[Callable[[Tensor], Any]], Any]:
+    """Return the transform that turns a head into its gradient and its outputs."""
+
+    def transform(head: Callable[[Tensor], Any]) -> Any:
+        def scalar(features: Tensor) -> tuple[Tensor, Any]:
+            with WrittenOutNorms():
+                outputs = head(features)
+            values = check_scalar(of(outputs, batch), len(batch), of)
+            if values.dim() != 1:
+                raise RuntimeError("several targets need a pullback each")
+            return values.sum(), outputs
+
+        return grad(scalar, has_aux=True)
+
+    return transform
 
 
 def _make_tap(

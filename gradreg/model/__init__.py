@@ -15,6 +15,7 @@ from gradreg.model._heads import Tap as Tap
 from gradreg.model._heads import loop_reason as loop_reason
 from gradreg.model._heads import tapped as tapped
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
+from gradreg.model._norms import WrittenOutNorms as WrittenOutNorms
 from gradreg.model._state import devices_of as devices_of
 from gradreg.model._state import preserved as preserved
 from gradreg.model._state import preserved_random_state as preserved_random_state

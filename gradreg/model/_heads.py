@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ _VMAP_FROM = 4
 
 _TAP: ContextVar[Tap | None] = ContextVar("gradreg_tap", default=None)
 _REFUSALS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_NOT_FUSED: WeakSet[nn.Module] = WeakSet()
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Tap:
         shift: What is added to the features (a tangent).
         argument_names: Names of the positional inputs, for an `Ensemble`.
         one_by_one: Run the heads in a loop, so that hooks inside a head see ordinary tensors.
+        fused: From a head, as a function of the features, to a function that gives the gradient of its scalar and its
+            outputs: where one scalar alone is wanted at the features, one vmapped pass then gives both.
     """
 
     owner: nn.Module
@@ -49,6 +52,7 @@ class Tap:
     shift: Tensor | None = None
     argument_names: tuple[str, ...] = ()
     one_by_one: bool = False
+    fused: Callable[[Callable[[Tensor], Any]], Callable[[Tensor], tuple[Tensor, Any]]] | None = None
     head: int | None = None
     run: HeadsRun | None = None
     sources: dict[str, Tensor] = field(default_factory=dict)
@@ -61,10 +65,12 @@ class HeadsRun:
     Attributes:
         outputs: What the heads return, stacked at axis 1: `[n, K, ...]`.
         copies: Per shared input the tensors that the heads read: one tensor `[K, n, ...]` or a list of K tensors.
+        gradients: Gradients at the features from a fused pass, `[n, K, ...]`.
     """
 
     outputs: Any
     copies: dict[str, Tensor | list[Tensor]]
+    gradients: Tensor | None = None
 
 
 @contextmanager
@@ -208,7 +214,8 @@ def _run_heads(
     walked = [walk(head) for head in heads] if len(heads) >= _VMAP_FROM else []
     if loop_reason(owner, heads, tap, walked) is None:
         try:
-            run = _vmapped(heads, walked, shared, apply, tap)
+            run = _fused(owner, heads, walked, shared, apply, tap)
+            run = run or _vmapped(heads, walked, shared, apply, tap)
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as fault:
@@ -242,9 +249,6 @@ def _vmapped(
     tap: Tap | None,
 ) -> HeadsRun:
     template = heads[0]
-    states = [head_tensors(own) for own in walked]
-    # torch.stack of the live parameters; torch.func.stack_module_state would make new leaves and lose the gradient
-    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
     in_place = any(getattr(module, "inplace", False) for _, module in walked[0])
     copies: dict[str, Tensor | list[Tensor]] = {}
     constants, mapped = {}, {}
@@ -262,8 +266,45 @@ def _vmapped(
         with swapped(template, state):
             return apply(template, {name: own[name] if name in own else constants[name] for name in shared})
 
-    outputs = vmap(one, in_dims=(0, 0), out_dims=1, randomness="different")(stacked, mapped)
+    outputs = vmap(one, in_dims=(0, 0), out_dims=1, randomness="different")(_stacked_state(walked), mapped)
     return HeadsRun(outputs, copies)
+
+
+def _stacked_state(walked: list[Walked]) -> dict[str, Tensor]:
+    """Stack the live parameters; `torch.func.stack_module_state` would make new leaves and lose the gradient."""
+    states = [head_tensors(own) for own in walked]
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def _fused(
+    owner: nn.Module,
+    heads: nn.ModuleList,
+    walked: list[Walked],
+    shared: dict[str, Any],
+    apply: Callable[[nn.Module, Mapping[str, Any]], Any],
+    tap: Tap | None,
+) -> HeadsRun | None:
+    """Run the heads and the gradients of their scalars in one vmapped pass; None where that is not asked for or refused.
+
+    The features are not copied, so that products with them stay one matrix product for all heads in every direction.
+    """
+    if tap is None or tap.fused is None or owner in _NOT_FUSED:
+        return None
+    transform, template, features = tap.fused, heads[0], shared["features"]
+    in_place = any(getattr(module, "inplace", False) for _, module in walked[0])
+
+    def one(state: dict[str, Tensor]) -> Any:
+        with swapped(template, state):
+            return transform(lambda own: apply(template, {"features": own.clone() if in_place else own}))(features)
+
+    try:
+        gradients, outputs = vmap(one, out_dims=1, randomness="different")(_stacked_state(walked))
+    except GradregError:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        _NOT_FUSED.add(owner)
+        return None
+    return HeadsRun(outputs, {}, gradients)
 
 
 def _looped(

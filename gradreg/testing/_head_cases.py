@@ -184,6 +184,14 @@ HEAD_CASES: tuple[Case, ...] = (
         for name, count in (("two_identity_heads", 2), ("four_identity_heads", 4))
     ),
     make_case(
+        "prelu_heads",
+        lambda: _heads(4, lambda: nn.Sequential(nn.PReLU(), nn.Linear(4, 2)), lambda: mlp(3, 4, 4)),
+        vectors(3),
+        loss(F.cross_entropy),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
+    make_case(
         "normalized_heads",
         lambda: _heads(4, lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))),
         vectors(3),

@@ -254,11 +254,12 @@ COUPLED = [
 ]
 
 
-@pytest.mark.parametrize("route", ["auto", "capture", "vmap", "loop"])
+@pytest.mark.parametrize("route", ["auto", "natural", "loop"])
 @pytest.mark.parametrize(("first", "wrt"), COUPLED, ids=str)
 def test_batch_norm_between_is_refused_by_name(first: bool, wrt: Any, route: str) -> None:
-    on_points = route == "vmap" and wrt == Inputs()  # refused already as a route
-    with pytest.raises(GradregError, match="vmap" if on_points else "BatchNorm") as caught:
+    if route == "natural":
+        route = "vmap" if isinstance(wrt, Params) else "capture"
+    with pytest.raises(GradregError, match="BatchNorm") as caught:
         gradients(batch_norm(first=first), torch.randn(4, 3).double(), logit(0), wrt, route=route)
     if route == "auto":
         assert isinstance(caught.value, CoupledExamplesError)
@@ -422,3 +423,21 @@ def test_a_compiled_model_is_refused_when_differentiable() -> None:
     compiled = torch.compile(model, backend="eager")
     with pytest.raises(CompatibilityError, match="compile"):
         gradients(compiled, batch, logit(0), Inputs(), differentiable=True)
+
+
+class _Centered(nn.Linear):
+    """Couples examples without any BatchNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize("wrt", [Inputs(), Params("*")], ids=["inputs", "params"])
+@pytest.mark.parametrize(
+    ("layer", "of"),
+    [(_Centered, logit(0)), (nn.Linear, lambda outputs, batch: outputs[:, 0].softmax(0))],
+    ids=["in the model", "in the scalar"],
+)
+def test_examples_mixed_by_hand_are_refused(layer: type[nn.Linear], of: Any, wrt: Any) -> None:
+    with pytest.raises(CoupledExamplesError):
+        gradients(layer(3, 2).double(), torch.randn(4, 3).double(), of, wrt)
