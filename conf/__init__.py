@@ -1,0 +1,1 @@
+"""The configuration files of the Hydra programs, installed as `gradreg.conf`."""

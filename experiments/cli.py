@@ -1,0 +1,118 @@
+"""The command `gradreg`: one row per subcommand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradreg.experiments.environment import gradreg_version
+
+from gradreg.errors import closest
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: `main()` of a module, which reads `sys.argv`.
+
+    Args:
+        module: Imported only when the command is called.
+        summary: One line for the overview.
+        needs: Packages without which it cannot work.
+        extra: The extra of gradreg that brings them.
+        config: Name of the primary configuration, if it is a Hydra program.
+        interrupted: What to tell after Ctrl-C.
+    """
+
+    module: str
+    summary: str
+    needs: tuple[str, ...] = ()
+    extra: str = "experiments"
+    config: str | None = None
+    interrupted: str = ""
+
+
+COMMANDS = {
+    "train": Command(
+        "gradreg.experiments.train",
+        "train heads over a shared base on collages, with and without a penalty",
+        needs=("hydra", "sklearn", "matplotlib"),
+        config="train",
+        interrupted="The same command goes on from the last checkpoint.",
+    ),
+    "summarize": Command(
+        "gradreg.experiments.summarize", "table over seeds: mean and spread of finished runs", needs=("hydra",)
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the subcommand named by the first argument.
+
+    Args:
+        arguments: Those after the program name; None for `sys.argv`.
+
+    Returns:
+        The exit status.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if given else 2
+    if given[0] in ("-V", "--version"):
+        print(f"gradreg {gradreg_version()}")
+        return 0
+    name, rest = given[0], given[1:]
+    if name not in COMMANDS:
+        print(
+            f"gradreg: unknown command {name!r}. Closest: {closest(name, COMMANDS)}.\n\n{_overview()}", file=sys.stderr
+        )
+        return 2
+    command = COMMANDS[name]
+    missing = [package for package in command.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        print(
+            f"gradreg {name} needs {', '.join(missing)}, which this Python does not have. Install the extra:\n"
+            f"  pip install 'gradreg[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    # On stderr, so that output such as `--cfg job` stays clean; early, for imports take seconds.
+    print(f"gradreg {gradreg_version()} {name}: starting ...", file=sys.stderr, flush=True)
+    # Hydra's parser refuses overrides on both sides of a flag; people write `gradreg train a=1 -m seed=0,1`.
+    rest.sort(key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv = [f"gradreg {name}", *rest]
+    try:
+        status = importlib.import_module(command.module).main()
+    except SystemExit as stop:
+        if stop.code and command.config:
+            from gradreg.experiments.hints import override_hints
+
+            for hint in override_hints(rest, command.config):
+                print(hint, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        print(f"\ngradreg {name}: interrupted. {command.interrupted}".rstrip(), file=sys.stderr)
+        return 130  # what shells expect after Ctrl-C
+    return status if isinstance(status, int) else 0
+
+
+def _overview() -> str:
+    rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: gradreg COMMAND [arguments]",
+            "",
+            *rows,
+            "",
+            "gradreg COMMAND --help explains a command, gradreg --version prints the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Pictures of a run: accuracies per part with example collages, training curves, and all heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gradreg.experiments.arms import UPPER_BOUND
+from gradreg.experiments.data import Data
+from gradreg.experiments.files import write_atomically
+from gradreg.experiments.run_directory import RunDirectory
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import gradreg as gr
+
+__all__ = ["draw"]
+
+_COLORS = {
+    "no_penalty": "#a9aeb4",
+    "penalty": "#1f6feb",
+    "penalty_without_l1": "#a5c8fa",
+    "trainable_base_no_penalty": "#d8d2c4",
+    "trainable_base_relu_heads": "#e3c98b",
+    "trainable_base_softplus_heads": "#c9a24c",
+}
+_OTHERS = ("#8cb369", "#bc4b51", "#5b8e7d", "#8e7dbe")  # arms of users
+
+
+def draw(run: RunDirectory, results: Mapping[str, Any], data: Data) -> list[Path]:
+    """Write `plots/*.png`; arms without numbers for a picture are left out of it.
+
+    Figures are made without pyplot, so no display is needed and nothing global is touched.
+    """
+    figures = {"curves": _curves(run.metrics.rows(), data)}
+    if results["arms"]:
+        figures |= {"results": _results(results, data), "heads": _all_heads(results, data)}
+    paths = []
+    for name, figure in figures.items():
+        paths.append(run.path / "plots" / f"{name}.png")
+        write_atomically(paths[-1], lambda path, figure=figure: figure.savefig(path, dpi=150))
+    return paths
+
+
+def _results(results: Mapping[str, Any], data: Data) -> Figure:
+    """Bars per part, one color per arm, under a strip of example images."""
+    images = _images(data.train)
+    figure = Figure(figsize=(9, 5.6 if images is not None else 4), layout="constrained")
+    bars = figure
+    if images is not None:
+        strip, bars = figure.subfigures(2, 1, height_ratios=(1, 2.7))
+        _strip(strip, data)
+    axes = bars.subplots()
+    arms, parts = list(results["arms"]), list(results["parts"])
+    chance, width = 1 / data.classes, 0.84 / len(arms)
+    for number, arm in enumerate(arms):
+        heights = [results["arms"][arm]["parts"][part]["test"] for part in parts]
+        positions = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
+        drawn = axes.bar(positions, heights, width * 0.9, color=_color(arm, number), label=arm.replace("_", " "))
+        ink = "white" if arm == "penalty" else "#222222"
+        size = 8 if len(arms) <= 4 else 6.5
+        axes.bar_label(drawn, fmt="%.2f", fontsize=size, padding=-10, color=ink)  # inside, clear of the upper bound
+    for position, part in enumerate(parts):
+        bound = results["upper_bound"][part]
+        if bound is not None:
+            label = "upper bound: trained for that part alone" if position == 0 else None
+            axes.hlines(bound, position - 0.46, position + 0.46, colors="black", linewidth=2, label=label)
+    axes.axhline(chance, color="#333333", linestyle=":", linewidth=1, label="chance")
+    axes.set(xticks=range(len(parts)), ylim=(chance - 0.06, 1.03), ylabel="test accuracy of the best head")
+    axes.set_xticklabels([f"only {part} predictive" for part in parts])
+    axes.tick_params(axis="x", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _strip(figure: Any, data: Data, per_class: int = 2, most: int = 6) -> None:
+    """Show training examples, then one test example per part, with the part that is predictive there outlined."""
+    labels = data.train.targets.cpu().numpy()
+    chosen = [(data.train, k, None) for label in (0, 1) for k in np.flatnonzero(labels == label)[:per_class]]
+    chosen += [(data.test[part], 0, part) for part in data.parts[:most]]
+    pictures = [_images(batch)[index] for batch, index, _ in chosen]
+    low, high = np.percentile(np.stack(pictures), [0.5, 99.5])
+    for axes, picture, (batch, index, part) in zip(figure.subplots(1, len(chosen)), pictures, chosen, strict=True):
+        axes.imshow(picture, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
+        axes.set_title(f"{'train' if part is None else 'test'}, label {int(batch.targets[index])}", fontsize=8)
+        axes.axis("off")
+        for name, (top, left, height, width) in data.boxes.items():
+            if part in (None, name):
+                corner = (left - 0.5 + 0.25, top - 0.5 + 0.25)
+                box = Rectangle(corner, width - 0.5, height - 0.5, fill=False, edgecolor="#f0b429", linewidth=1.6)
+                axes.add_patch(box)
+    if data.boxes:
+        figure.suptitle(
+            "outlined: what tells the label. All parts in training, a single one in each test set", fontsize=10
+        )
+
+
+def _curves(rows: list[dict[str, Any]], data: Data) -> Figure:
+    """Loss, penalties and best accuracy on validation data, over the steps."""
+    names = list(dict.fromkeys(row["arm"] for row in rows if not row["arm"].startswith(UPPER_BOUND)))
+    penalties = sorted({key.removesuffix("/weight") for row in rows for key in row if key.endswith("/weight")})
+    panels = ["task", *penalties, *(f"validation/{part}" for part in data.parts)]
+    columns = 3
+    figure = Figure(figsize=(4 * columns, 2.6 * -(-len(panels) // columns)), layout="constrained")
+    grid = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat
+    for axes, panel in zip(grid, panels, strict=False):
+        for number, name in enumerate(names):
+            points = [(row["step"], row[panel]) for row in rows if row["arm"] == name and panel in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=_color(name, number), label=name.replace("_", " "))
+        axes.set_title(
+            "task loss" if panel == "task" else panel.replace("validation/", "best head, only "), fontsize=10
+        )
+        axes.set_xlabel("step", fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        if panel.startswith("validation/"):
+            axes.set_ylim(1 / data.classes - 0.05, 1.02)
+    for axes in grid:  # those left without a panel
+        axes.axis("off")
+    if names:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _all_heads(results: Mapping[str, Any], data: Data) -> Figure:
+    """Accuracy of each head on each part: which heads specialize."""
+    arms = list(results["arms"])
+    figure = Figure(figsize=(9, 1.5 * len(arms) + 0.6), layout="constrained")
+    image = None
+    for axes, arm in zip(figure.subplots(len(arms), 1, squeeze=False).flat, arms, strict=True):
+        scores = np.array([results["arms"][arm]["parts"][part]["test_of_all_heads"] for part in results["parts"]])
+        order = np.lexsort((-scores.max(0), scores.argmax(0)))  # by the part a head is best at, then how good
+        image = axes.imshow(scores[:, order], aspect="auto", vmin=1 / data.classes, vmax=1, cmap="viridis")
+        axes.set(xticks=[], yticks=range(len(results["parts"])))
+        axes.set_yticklabels(results["parts"], fontsize=8)
+        axes.set_title(f"{arm.replace('_', ' ')}: {scores.shape[1]} heads, each a column", fontsize=9)
+    figure.colorbar(image, ax=figure.axes, label="test accuracy")
+    return figure
+
+
+def _color(arm: str, number: int) -> str:
+    return _COLORS.get(arm) or _OTHERS[number % len(_OTHERS)]
+
+
+def _images(batch: gr.Batch) -> np.ndarray | None:
+    """Return the examples as grey images `[n, height, width]`, or None if they are none."""
+    inputs = batch.inputs
+    if inputs.dim() == 4 and inputs.shape[1] in (1, 3):
+        inputs = inputs.mean(1)
+    return inputs.cpu().numpy() if inputs.dim() == 3 and len(batch) > 1 else None

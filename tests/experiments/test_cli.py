@@ -1,0 +1,88 @@
+"""The command line: overview, errors, sweeps, other folders and users' own configurations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from gradreg.experiments import cli
+from gradreg.experiments.environment import gradreg_version
+from gradreg.experiments.hints import override_hints
+
+
+def call(folder, *arguments, module="gradreg.experiments.cli"):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_overview_and_version(capsys):
+    assert cli.main(["--help"]) == 0
+    assert "train" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gradreg {gradreg_version()}\n"
+    assert cli.main([]) == 2
+
+
+def test_unknown_command_names_the_closest(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "unknown command 'trian'. Closest: 'train'" in capsys.readouterr().err
+
+
+def test_missing_packages_name_the_extra(capsys, monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "hydra" else object())
+    assert cli.main(["train"]) == 2
+    assert "pip install 'gradreg[experiments]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("arms=[penalti]", "arms has no 'penalti'; there are no_penalty, penalty"),
+        ("data=colages", "data has no 'colages'"),
+        ("stpes=3", "Closest: 'steps'"),
+        ("regularizers.diverse_heads.similarty=dot", "Closest: 'regularizers.diverse_heads.similarity'"),
+    ],
+)
+def test_hints(override, expected):
+    (hint,) = override_hints(["-m", override, "seed=1", "+new=2", "hydra/launcher=basic"], "train")
+    assert expected in hint
+
+
+def test_sweep_from_another_folder_with_own_configuration(tmp_path):
+    mine = tmp_path / "mine" / "experiment"
+    mine.mkdir(parents=True)
+    (mine / "tiny.yaml").write_text(
+        "# @package _global_\ndefaults: [smoke]\nsteps: 3\nupper_bound: null\nplots: false\n"
+    )
+    done = call(
+        tmp_path, "train", "--config-dir", "mine", "experiment=tiny", "arms=[no_penalty,penalty]", "-m", "seed=0,1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"gradreg {gradreg_version()} train: starting ...")
+    folders = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    assert all((folder / "done.json").exists() for folder in folders)
+    summary = (tmp_path / "runs" / "summary.md").read_text()
+    assert "±" in summary
+    assert "over seeds 0, 1" in summary
+    assert "Penalty minus no penalty" in summary
+    assert summary in done.stdout
+    assert (tmp_path / "runs" / "index.csv").read_text().count(",done,") == 2
+
+
+def test_module_prints_the_configuration_alone(tmp_path):
+    done = call(tmp_path, "--cfg", "job", module="gradreg.experiments.train")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("seed: 0\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_configuration_is_shown_without_traceback(tmp_path):
+    done = call(tmp_path, "train", "steps=0", "arms=[penalty]")
+    assert done.returncode == 1
+    assert "steps: 0 is not allowed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "runs").iterdir())
