@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradreg.experiments.locate import ALLOWED
 from hydra.utils import instantiate
+
+from gradreg.experiments.locate import ALLOWED
 
 __all__ = ["build"]
 

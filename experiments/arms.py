@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gradreg.experiments._instantiate import build
-from gradreg.experiments.data import Data
-from gradreg.experiments.reproducible import seed_everything
 from torch import nn
 
 import gradreg as gr
+from gradreg.experiments._instantiate import build
+from gradreg.experiments.data import Data
+from gradreg.experiments.reproducible import seed_everything
 
 __all__ = ["UPPER_BOUND", "Arm", "make_arm", "plan_arms"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gradreg.experiments.activations import activation_layer
-from gradreg.experiments.data import Data
 from torch import Tensor, nn
 
 import gradreg as gr
+from gradreg.experiments.activations import activation_layer
+from gradreg.experiments.data import Data
 
 __all__ = ["Projected", "Standardized", "patch_components", "standardized", "trainable_layer", "whitened_components"]
 

@@ -6,11 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gradreg.experiments.files import write_text
-from gradreg.experiments.summarize import find_groups, summary
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
+
+from gradreg.experiments.files import write_text
+from gradreg.experiments.summarize import find_groups, summary
 
 __all__ = ["SummarizeSweep"]
 

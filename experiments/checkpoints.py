@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gradreg.experiments.files import write_atomically
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import gradreg as gr
+from gradreg.experiments.files import write_atomically
 
 __all__ = ["ArmFolder"]
 

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradreg.experiments.environment import gradreg_version
-
 from gradreg.errors import closest
+from gradreg.experiments.environment import gradreg_version
 
 __all__ = ["COMMANDS", "Command", "main"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from gradreg.experiments.data import IN_DISTRIBUTION, Data
 from torch import Tensor, nn
 
 import gradreg as gr
+from gradreg.experiments.data import IN_DISTRIBUTION, Data
 
 __all__ = ["accuracies", "evaluate", "validation_row"]
 

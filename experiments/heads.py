@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gradreg.experiments.activations import activation_layer
 from torch import nn
+
+from gradreg.experiments.activations import activation_layer
 
 __all__ = ["mlp_heads"]
 

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+import gradreg as gr
 from gradreg.experiments import report
 from gradreg.experiments.arms import make_arm, plan_arms
 from gradreg.experiments.data import Data
@@ -23,10 +27,6 @@ from gradreg.experiments.run_directory import RunDirectory, now
 from gradreg.experiments.run_id import seedless_hash
 from gradreg.experiments.run_index import write_index
 from gradreg.experiments.validate import ConfigError, check
-from omegaconf import DictConfig, OmegaConf
-from tqdm.contrib.logging import logging_redirect_tqdm
-
-import gradreg as gr
 
 __all__ = ["run"]
 

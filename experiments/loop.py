@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from gradreg.experiments.arms import Arm
 from gradreg.experiments.checkpoints import ArmFolder
 from gradreg.experiments.metrics import Metrics
 from gradreg.experiments.notes import collected_notes
 from gradreg.experiments.reproducible import batch_indices, random_state, restore_random_state
-from tqdm.auto import tqdm
 
 __all__ = ["take_step", "train_arm"]
 

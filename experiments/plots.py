@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gradreg.experiments.arms import UPPER_BOUND
-from gradreg.experiments.data import Data
-from gradreg.experiments.files import write_atomically
-from gradreg.experiments.run_directory import RunDirectory
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import gradreg as gr
+from gradreg.experiments.arms import UPPER_BOUND
+from gradreg.experiments.data import Data
+from gradreg.experiments.files import write_atomically
+from gradreg.experiments.run_directory import RunDirectory
 
 __all__ = ["draw"]
 

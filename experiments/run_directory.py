@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import gradreg as gr
 from gradreg.experiments.checkpoints import ArmFolder
 from gradreg.experiments.files import locked, read_json, write_json
 from gradreg.experiments.metrics import Metrics
-
-import gradreg as gr
 
 __all__ = ["RunDirectory", "now"]
 

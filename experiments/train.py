@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import hydra
-from gradreg.experiments import run_id
-from gradreg.experiments.job import run
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+
+from gradreg.experiments import run_id
+from gradreg.experiments.job import run
 
 __all__ = ["main"]
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gradreg.experiments._instantiate import build
-from gradreg.experiments.locate import LocateError, locate
-from gradreg.experiments.value_types import mismatch
 from hydra.errors import CompactHydraException
 
 import gradreg as gr
 from gradreg.errors import closest
+from gradreg.experiments._instantiate import build
+from gradreg.experiments.locate import LocateError, locate
+from gradreg.experiments.value_types import mismatch
 
 __all__ = ["ConfigError", "check", "target_problems"]
 

@@ -118,7 +118,15 @@ def measure(heads: int, rounds: int, slow_rounds: int) -> dict[str, float]:
 
 def peak(name: str, heads: int) -> float:
     """Return the growth of peak memory over three steps in MiB, from a process of its own."""
-    command = [sys.executable, "-m", "gradreg.experiments.benchmarks.diverse_heads", "--peak-of", name, "--heads", str(heads)]
+    command = [
+        sys.executable,
+        "-m",
+        "gradreg.experiments.benchmarks.diverse_heads",
+        "--peak-of",
+        name,
+        "--heads",
+        str(heads),
+    ]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of
 
 import gradreg as gr
+from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of
 
 __all__ = ["DigitCollages"]
 

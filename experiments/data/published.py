@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, halves
-from gradreg.experiments.files import read_json
 
 import gradreg as gr
+from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, halves
+from gradreg.experiments.files import read_json
 
 __all__ = ["PublishedCollages"]
 

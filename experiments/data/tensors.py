@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, halves
 
 import gradreg as gr
 from gradreg.errors import closest
+from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, halves
 
 __all__ = ["TensorFile"]
 

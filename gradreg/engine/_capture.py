@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,25 +17,28 @@ from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._request import Points, Request
-from gradreg.errors import CompatibilityError, DisconnectedWarning, GradregError
+from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError
 from gradreg.model import Ensemble, cloned_buffers, devices_of, preserved, preserved_random_state, swapped
 from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
 
+# Pairs of model and scalar that were found not to mix examples
+_INDEPENDENT: WeakKeyDictionary[nn.Module, deque[tuple[Any, ...]]] = WeakKeyDictionary()
 _VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
 
 
 def capture_gradients(request: Request) -> dict[str, Tensor]:
     """Return per-example gradients at the points of a request, from a forward of its own without side effects."""
-    size = request.chunk_size
-    devices = devices_of(request.inner)
+    size = request.chunk_size or len(request.batch)
     parts = []
-    with preserved_random_state(devices):  # around all chunks: each draws numbers of its own
-        if size is None or size >= len(request.batch):
-            return _captured(request, request.batch, request.at_points())
+    with preserved_random_state(devices_of(request.inner)):  # around all chunks: each draws numbers of its own
         for start in range(0, len(request.batch), size):
             at = {name: value[start : start + size] for name, value in request.at_points().items()}
-            parts.append(_captured(request, request.batch[start : start + size], at))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            whole = size >= len(request.batch)
+            parts.append(_captured(request, request.batch if whole else request.batch[start : start + size], at))
+    check_independent(
+        request.model, request.inner, request.batch, request.of, request.points, request.heads, request.at_points()
+    )
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -71,6 +76,7 @@ def pull(
     heads: int | None,
     *,
     differentiable: bool,
+    first_only: bool = False,
 ) -> dict[str, Tensor]:
     """Pull one scalar back to recorded points: one pullback per target, for all heads together.
 
@@ -84,21 +90,30 @@ def pull(
         points: The points that are wanted, a subset of what was recorded.
         heads: The number of heads, or None.
         differentiable: Whether results carry a graph.
+        first_only: Pull back the first example's scalars alone.
 
     Returns:
         From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
     """
     per_head = heads if not isinstance(of, AcrossHeads) else None
     check_targets(of, capture.outputs, capture.batch)
-    scalar = evaluate(of, capture.outputs, capture.batch, heads)
+    own = _Direct(capture, points, per_head)
+    scalar = evaluate(of, capture.outputs, own.batch, heads)
     targets = _targets(model, capture, of, points, per_head)
     _check_coupling(scalar, targets, capture)
     leading = 1 if per_head is None else 2
     target_shape = scalar.shape[leading:]
     if scalar.requires_grad:
         flat = scalar.reshape(*scalar.shape[:leading], -1)
+        flat = flat[:1] if first_only else flat
         columns = [
-            _pull_one(flat[..., t].sum(), targets, capture, per_head, differentiable) for t in range(flat.shape[-1])
+            own.added(
+                flat[..., t],
+                targets,
+                _pull_one(flat[..., t].sum(), targets, capture, per_head, differentiable),
+                differentiable,
+            )
+            for t in range(flat.shape[-1])
         ]
     else:
         nothing: list[Tensor | None] = [None] * len(targets)
@@ -114,6 +129,76 @@ def pull(
             value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
         results[target.key] = value
     return results
+
+
+class _Direct:
+    """The direct way from inputs to a scalar that reads `batch.inputs` itself, as a reconstruction loss does.
+
+    Inputs of models with heads are reached through the heads' copies, which this way passes by. The scalar is given aliases
+    of the inputs; where it used one, the heads' direct gradients are added one by one.
+    """
+
+    def __init__(self, capture: Capture, points: Points, per_head: int | None) -> None:
+        self.heads = per_head or 0
+        named = capture.batch.named_inputs()
+        self.aliases = {name: named[name].view_as(named[name]) for name in points.inputs} if per_head else {}
+        self.batch = capture.batch.with_inputs(self.aliases) if self.aliases else capture.batch
+
+    def added(
+        self, scalars: Tensor, targets: list[_Target], gradients: list[Tensor | None], differentiable: bool
+    ) -> list[Tensor | None]:
+        """Return the gradients with the direct ones added; `scalars` are `[n, K]`."""
+        if not self.aliases:
+            return gradients
+        aliases = list(self.aliases.values())
+        used = _grad(scalars.sum(), aliases, None, False)
+        if all(gradient is None for gradient in used):
+            return gradients
+        rows = [_grad(scalars[:, k].sum(), aliases, None, differentiable) for k in range(self.heads)]
+        for position, name in enumerate(self.aliases):
+            column = [row[position] for row in rows]
+            if all(gradient is None for gradient in column):
+                continue
+            filled = [torch.zeros_like(aliases[position]) if value is None else value for value in column]
+            place = next(i for i, target in enumerate(targets) if target.key == name)
+            direct, known = torch.stack(filled, 1), gradients[place]
+            gradients[place] = direct if known is None else known + direct
+        return gradients
+
+
+def check_independent(
+    model: nn.Module,
+    inner: nn.Module,
+    batch: Batch,
+    of: ScalarFunction,
+    points: Points,
+    heads: int | None,
+    at: Mapping[str, Tensor],
+) -> None:
+    """Refuse models and scalars that mix examples, by two examples: the first scalar must not move with the second.
+
+    Each pair of model and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
+
+    Raises:
+        CoupledExamplesError: If the gradient of the first example's scalar reaches the second example.
+    """
+    key = (of, inner.training, *points.inputs, points.features, points.outputs, *points.activations)
+    known = _INDEPENDENT.setdefault(inner, deque(maxlen=16))
+    if len(batch) < 2 or key in known:
+        return
+    two = {name: value[:2] for name, value in at.items()}
+    with grad_mode(), preserved(inner, devices_of(inner)), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DisconnectedWarning)
+        capture = observe(model, batch[:2], points, at=two)
+        found = pull(inner, capture, of, points, heads, differentiable=False, first_only=True)
+    mixed = [name for name, gradient in found.items() if bool(gradient[1:].nan_to_num(0, 0, 0).count_nonzero())]
+    if mixed:
+        raise CoupledExamplesError(
+            f"The scalar of one example depends on {', '.join(map(repr, mixed))} of another: the model or of={of!r} mixes "
+            "examples (a mean over the batch, a normalization, a softmax over the wrong axis), and a per-example gradient does "
+            "not exist."
+        )
+    known.append(key)
 
 
 def warn_disconnected(of: ScalarFunction, keys: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis:
         The stacked results.
     """
     if isinstance(outputs, Tensor) and heads < _VMAP_FROM:
-        return torch.stack([function(own) for own in outputs.unbind(1)], axis)
+        return torch.stack([function(own) for own in (outputs[:, k] for k in range(heads))], axis)
     leaves, structure = pytree.tree_flatten(outputs)
 
     def one(*own: Any) -> Tensor:

@@ -16,7 +16,7 @@ from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
 from gradreg.engine._request import Points, Request
-from gradreg.errors import CompatibilityError
+from gradreg.errors import CompatibilityError, CoupledExamplesError
 from gradreg.model import (
     call,
     cloned_buffers,
@@ -142,20 +142,43 @@ def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tenso
 
 
 def check_on_two(request: Request, *, vmapped: bool) -> None:
-    """Evaluate `of` on two examples at once, for the routes that only ever show it one, or none at all.
+    """Look at two examples at once, for the routes that only ever show the model one.
 
-    Alone, a scalar that is reduced over the batch looks right, and under vmap one that is cut from the graph gives zeros.
+    Alone, a scalar that is reduced over the batch looks right, examples that are mixed look independent, and under vmap a
+    scalar that is cut from the graph gives zeros.
+
+    Raises:
+        CoupledExamplesError: If the first example's scalar is another one alone than beside the second example.
     """
+    devices = devices_of(request.inner)
     batch = usable(request.batch[:2])
-    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
-        with differentiable_kernels(request.inner, twice=False):
-            outputs = call(request.inner, batch.map(torch.Tensor.clone))
+    with grad_mode(), preserved(request.inner, devices):
+        state = torch.get_rng_state()
+        outputs = _plain_outputs(request, batch)
         check_targets(request.of, outputs, request.batch)
         scalars = evaluate(request.of, outputs, batch, request.heads)
+        draws = not torch.equal(state, torch.get_rng_state())  # then two forwards cannot be compared
         _check_attached(request, scalars)
         found = torch.autograd.grad(scalars.sum(), list(request.params.values()), allow_unused=True)
     if vmapped and all(gradient is None for gradient in found):
         warn_disconnected(request.of, request.params)
+    if len(batch) < 2 or draws:
+        return
+    with torch.inference_mode(False), torch.no_grad(), preserved(request.inner, devices):
+        alone = evaluate(request.of, _plain_outputs(request, batch[:1]), batch[:1], request.heads)[0]
+    together = scalars[0].detach()
+    tolerance = 100 * torch.finfo(together.dtype).eps ** 0.75 * float(together.abs().max().clamp(min=1))
+    difference = float((alone - together).abs().max())
+    if difference > tolerance:
+        raise CoupledExamplesError(
+            f"The scalar of an example alone differs from its value beside another one, by {difference:.3g}: the model or "
+            f"of={request.of!r} mixes examples, and a per-example gradient does not exist."
+        )
+
+
+def _plain_outputs(request: Request, batch: Batch) -> Any:
+    with differentiable_kernels(request.inner, twice=False):
+        return call(request.inner, batch.map(torch.Tensor.clone))
 
 
 def _check_attached(request: Request, scalars: Tensor) -> None:

@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import BatchError, GradregError, HeadsError, UnknownNameError, closest
-from gradreg.model import Ensemble, SharedBase, check_compatible, check_grad_possible, parameter_aliases, unwrap
+from gradreg.model import (
+    Ensemble,
+    SharedBase,
+    base_features,
+    check_compatible,
+    check_grad_possible,
+    devices_of,
+    parameter_aliases,
+    preserved,
+    unwrap,
+)
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind
 from gradreg.wrt import Activations, Features, Inputs, Outputs, Params, Wrt, as_wrt, match_names
 
@@ -229,6 +240,8 @@ def resolve(
         route,
     )
     _check_at(request)
+    if "features" in request.at:
+        _check_features(request)
     return request
 
 
@@ -288,6 +301,17 @@ def _check_at(request: Request) -> None:
                 raise GradregError(
                     f"at[{name!r}] has shape {tuple(value.shape)}; the batch has {expected[0]} examples."
                 )
+
+
+def _check_features(request: Request) -> None:
+    """Compare the shape of given features with that of the base's, from one example."""
+    with torch.no_grad(), preserved(request.inner, devices_of(request.inner)):
+        own = base_features(request.inner, request.batch[:1]).shape[1:]
+    given = request.at["features"]
+    if given.shape != (len(request.batch), *own):
+        raise GradregError(
+            f"at['features'] has shape {tuple(given.shape)}; the features are {(len(request.batch), *own)}."
+        )
 
 
 def _kind(value: object) -> str:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine._capture import check_batch_axes, pull
+from gradreg.engine._capture import check_batch_axes, check_independent, pull
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._request import Points, head_count, resolve_points
 from gradreg.errors import GradregError
@@ -112,7 +112,10 @@ class Session:
         of = bind(of, self.inner)
         fused = self.capture.fused
         if fused is not None:
-            return {"features": fused[1]} if fused[0] == of else None
+            if fused[0] != of:
+                return None
+            check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
+            return {"features": fused[1]}
         for known, covered, results in self._served:
             if known == of and covered.covers(points):
                 return self._select(results, points)
@@ -122,6 +125,7 @@ class Session:
                 wanted = wanted.merged(more)
         with grad_mode():
             results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
+        check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
         self._served.append((of, wanted, results))
         return self._select(results, points)
 

@@ -1,5 +1,6 @@
 """A Module as a pure function: calling, swapping, heads, kernels, compatibility."""
 
+from gradreg.model._call import base_features as base_features
 from gradreg.model._call import call as call
 from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible

@@ -38,6 +38,18 @@ def call(model: nn.Module, batch: Batch) -> Any:
     return model(named) if _takes_mapping(inner, named) else model(**named)
 
 
+def base_features(model: Any, batch: Batch) -> Tensor:
+    """Return the features of a `SharedBase` for a batch."""
+    inputs = batch.inputs
+    if isinstance(inputs, Tensor):
+        features: Tensor = model.features(inputs)
+    elif isinstance(inputs, tuple):
+        features = model.features(*inputs)
+    else:
+        features = model.features(**inputs)
+    return features
+
+
 def invoke(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a module; keywords alone are passed as one mapping where its forward takes a mapping."""
     if kwargs and not args and _takes_mapping(module, kwargs):

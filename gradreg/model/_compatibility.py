@@ -65,6 +65,8 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
             problems.append(f"{label} has max_norm, which rewrites its weight in the forward; renormalize outside it.")
         if isinstance(module, nn.EmbeddingBag) and differentiable:
             problems.append(f"{label} is an EmbeddingBag, which has no double backward; index an Embedding and sum.")
+        if any(isinstance(parameter, nn.UninitializedParameter) for parameter in module._parameters.values()):
+            problems.append(f"{label} is lazy and has no parameters yet; run one forward first.")
         if "FSDP" in type(module).__name__ and differentiable:
             problems.append(f"{label} is sharded (FSDP); gradients of its gradients are not supported. Use DDP.")
     if problems:

@@ -26,6 +26,12 @@ class WrittenOutNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.layer_norm, F.layer_norm):
             return _layer_norm(*args, **kwargs)
+        if func is torch.native_layer_norm:
+            input, shape, weight, bias, eps = args
+            axes = list(range(-len(shape), 0))
+            centered = input - input.mean(axes, keepdim=True)
+            scale = (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
+            return _layer_norm(input, shape, weight, bias, eps), input.mean(axes, keepdim=True), scale
         if func in (torch.instance_norm, F.instance_norm) and _from_input(func, args, kwargs):
             return _instance_norm(func, args, kwargs)
         return func(*args, **kwargs)

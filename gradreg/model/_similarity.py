@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 _NOT_SETTINGS = frozenset(vars(nn.Module()))
 
+# Modules whose batching rule warns or draws wrong numbers in torch 2.13; a loop serves them
+_NO_BATCHING = (nn.PReLU, nn.RReLU)
+
 Walked = list[tuple[str, nn.Module]]
 
 
@@ -20,6 +23,8 @@ def heads_differ(walked: list[Walked]) -> str | None:
     """
     first = walked[0]
     for name, module in first:
+        if isinstance(module, _NO_BATCHING):
+            return f"head 0 has a {type(module).__name__} in {name or 'itself'!r}, which torch batches badly"
         if _hooked(module):
             return f"head 0 has a hook on {name or 'itself'!r}"
         if module._buffers and (module.training or not isinstance(module, nn.modules.batchnorm._BatchNorm)):

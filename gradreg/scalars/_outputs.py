@@ -119,6 +119,8 @@ def check_scalar(values: Any, n: int, of: object) -> Tensor:
             f"of={of!r} returned shape {tuple(values.shape)} for {n} examples; it must return [n] or [n, *targets]. A loss "
             "that is reduced over the batch has no per-example gradient: do not reduce."
         )
+    if values.numel() == 0:
+        raise ScalarError(f"of={of!r} returned shape {tuple(values.shape)}: there is nothing to differentiate.")
     if not values.is_floating_point():
         raise ScalarError(f"of={of!r} returned {values.dtype}; only real floating-point values can be differentiated.")
     return values

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
 from gradreg.experiments.job import run
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import content_hash, register
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 
 def _compose_train(*overrides: str, experiment: str | None = "smoke") -> DictConfig:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
+import gradreg as gr
 from gradreg.experiments.activations import ACTIVATIONS
 from gradreg.experiments.bases import patch_components, trainable_layer, whitened_components
 from gradreg.experiments.data import Data
 from gradreg.experiments.heads import mlp_heads
 from gradreg.experiments.proximal import SoftThreshold
-from torch import nn
-
-import gradreg as gr
 
 
 @pytest.fixture

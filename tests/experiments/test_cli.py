@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from gradreg.experiments import cli
 from gradreg.experiments.environment import gradreg_version
 from gradreg.experiments.hints import override_hints

@@ -6,13 +6,13 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
+
+import gradreg as gr
 from gradreg.experiments.job import run
 from gradreg.experiments.rules import train_problems
 from gradreg.experiments.run_id import content_hash, seedless_hash
 from gradreg.experiments.validate import ConfigError, check
-from omegaconf import OmegaConf
-
-import gradreg as gr
 
 CONF = resources.files("gradreg.conf")
 

@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from gradreg.experiments.data import PublishedCollages
 from gradreg.experiments.data.splits import DataError
-from PIL import Image
 
 BLOCKS = ("mnist", "cifar", "fashion", "svhn")
 

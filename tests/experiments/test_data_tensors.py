@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from gradreg.experiments.data import TensorFile
 from gradreg.experiments.data.splits import DataError
 

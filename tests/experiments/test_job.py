@@ -8,13 +8,13 @@ import logging
 
 import pytest
 import torch
+from safetensors import safe_open
+
+import gradreg as gr
 from gradreg.experiments import job, loop
 from gradreg.experiments.files import locked
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import content_hash
-from safetensors import safe_open
-
-import gradreg as gr
 
 ARMS = {
     "no_penalty",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from safetensors.torch import load_file
+
 from gradreg.experiments import loop
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import content_hash
-from safetensors.torch import load_file
 
 # Adam, a schedule of the rate and one of the weight all have state; five epochs of four batches.
 OVERRIDES = (

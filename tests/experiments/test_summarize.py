@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gradreg.experiments.files import write_json
 from gradreg.experiments.summarize import main
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 import torch
+
 from gradreg.experiments.locate import LocateError, locate
 from gradreg.experiments.validate import target_problems
 from gradreg.experiments.value_types import mismatch
