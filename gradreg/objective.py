@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch, as_batch
@@ -136,6 +137,8 @@ class Objective(nn.Module):
             return value
 
         try:
+            if session.heads is not None and _is_classification(task, outputs, targets):
+                return _over_heads(task, outputs, targets)
             return one(outputs) if session.heads is None else map_heads(one, outputs, session.heads, axis=0).mean()
         except (IndexError, RuntimeError):
             check_labels(task, readable, targets)  # says more than torch's "Target 3 is out of bounds."
@@ -158,3 +161,17 @@ class Objective(nn.Module):
     def set_extra_state(self, state: dict[str, int]) -> None:
         """Take the step from the state dict."""
         self.step = int(state["step"])
+
+
+def _is_classification(task: object, outputs: Any, targets: Any) -> bool:
+    """Whether the task is the cross-entropy of logits `[n, K, C]` and labels `[n]`, reduced."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 3 or not isinstance(targets, Tensor) or targets.dim() != 1:
+        return False
+    return task is F.cross_entropy or (isinstance(task, nn.CrossEntropyLoss) and task.reduction != "none")
+
+
+def _over_heads(task: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Average the cross-entropy over heads in one call: all heads have the same labels, hence the same denominator."""
+    heads = outputs.shape[1]
+    value = task(outputs.flatten(0, 1), targets.repeat_interleave(heads))
+    return value / heads if getattr(task, "reduction", "mean") == "sum" else value

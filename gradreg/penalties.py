@@ -61,7 +61,7 @@ def pairwise_alignment(
     if reduction not in _REDUCTIONS:
         raise GradregError(f"reduction={reduction!r}; allowed are {', '.join(map(repr, _REDUCTIONS))}.")
     n, heads, _ = flat.shape
-    if similarity == "dot" and reduction != "none":
+    if similarity == "dot" and reduction != "none" and heads > 2:
         total = _PairSum.apply(flat)
     else:
         sums = _pair_sums(flat, similarity, eps)
@@ -124,6 +124,8 @@ def _checked(gradients: Tensor, similarity: str) -> Tensor:
 def _pair_sums(flat: Tensor, similarity: str, eps: float) -> Tensor:
     """Sum over pairs i < j for every example, `[n]`."""
     heads, size = flat.shape[1:]
+    if heads == 2:
+        return _of_one_pair(flat, similarity, eps)
     if similarity == "abs_cosine":
         return alignment_matrix(flat, similarity, eps).triu(1).sum((1, 2))
     if similarity in ("dot", "cosine"):
@@ -144,6 +146,17 @@ def _pair_sums(flat: Tensor, similarity: str, eps: float) -> Tensor:
         squares = squares / (squares + eps)
     moments = _gram(flat.transpose(1, 2))
     return (moments.square().sum((1, 2)) - squares.square().sum(1)) / 2
+
+
+def _of_one_pair(flat: Tensor, similarity: str, eps: float) -> Tensor:
+    first, second = flat.unbind(1)
+    dot = (first * second).sum(1)
+    if similarity.startswith("dot"):
+        return dot if similarity == "dot" else dot.square()
+    squares = (first.square().sum(1) + eps) * (second.square().sum(1) + eps)
+    if similarity == "cosine_squared":
+        return dot.square() / squares
+    return dot * squares.rsqrt() if similarity == "cosine" else dot.abs() * squares.rsqrt()
 
 
 def _gram(flat: Tensor) -> Tensor:

@@ -297,7 +297,7 @@ def _arranged(target: _Target, gradients: list[Tensor | None], per_head: int | N
     if target.head is not None:  # an activation inside one head: the other heads do not depend on it
         own = filled[0].movedim(target.batch_axis, 0)
         return torch.stack([own if k == target.head else torch.zeros_like(own) for k in range(per_head)], 1)
-    return torch.stack(filled, 1)
+    return torch.stack(filled).transpose(0, 1)  # in memory head first, as stacked copies are: plain copies, not strided
 
 
 def _zeros(target: _Target, per_head: int | None) -> Tensor:

@@ -15,7 +15,7 @@ from gradreg.engine._params import VMAP_FAULTS, default_chunk, vmap_gradients
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
 from gradreg.errors import GradregError
-from gradreg.model import Ensemble, SharedBase, devices_of, loop_reason, preserved, swapped
+from gradreg.model import Ensemble, SharedBase, aligned_heads, devices_of, preserved, swapped
 from gradreg.scalars import ScalarFunction, read_outputs
 from gradreg.wrt import Wrt
 
@@ -210,10 +210,9 @@ def _notes(request: Request, decision: Decision) -> list[str]:
     notes = []
     if isinstance(request.inner, (SharedBase, Ensemble)):
         heads = request.inner.heads if isinstance(request.inner, SharedBase) else request.inner.models
-        reason = loop_reason(request.inner, heads)
-        notes.append(
-            f"{len(heads)} heads in one vmapped pass" if reason is None else f"{len(heads)} heads one by one: {reason}"
-        )
+        aligned = aligned_heads(request.inner, heads)
+        one_by_one = f"{len(heads)} heads one by one: {aligned}"
+        notes.append(one_by_one if isinstance(aligned, str) else f"{len(heads)} heads in one vmapped pass")
     if decision.params == "vmap" and not request.differentiable:
         chunk = request.chunk_size or default_chunk(request)
         if chunk < len(request.batch):

@@ -13,7 +13,7 @@ from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import HeadsRun as HeadsRun
 from gradreg.model._heads import SharedBase as SharedBase
 from gradreg.model._heads import Tap as Tap
-from gradreg.model._heads import loop_reason as loop_reason
+from gradreg.model._heads import aligned_heads as aligned_heads
 from gradreg.model._heads import tapped as tapped
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._norms import WrittenOutNorms as WrittenOutNorms

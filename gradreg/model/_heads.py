@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from gradreg.errors import GradregError, HeadsError, closest
 from gradreg.model._call import invoke
 from gradreg.model._functional import swapped
-from gradreg.model._similarity import Walked, head_tensors, heads_differ
-from gradreg.model._walk import all_modules, walk
+from gradreg.model._similarity import Alignment, align
+from gradreg.model._walk import all_modules
 
 __all__ = ["Ensemble", "HeadsRun", "SharedBase", "Tap", "tapped"]
 
@@ -211,11 +211,11 @@ def _run_heads(
     """Run every head on the shared inputs and stack what they return at axis 1."""
     run: HeadsRun | None = None
     refusal: str | None = None
-    walked = [walk(head) for head in heads] if len(heads) >= _VMAP_FROM else []
-    if loop_reason(owner, heads, tap, walked) is None:
+    aligned = aligned_heads(owner, heads, tap)
+    if isinstance(aligned, Alignment):
         try:
-            run = _fused(owner, heads, walked, shared, apply, tap)
-            run = run or _vmapped(heads, walked, shared, apply, tap)
+            run = _fused(owner, heads[0], aligned, shared, apply, tap)
+            run = run or _vmapped(heads[0], aligned, shared, apply, tap)
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as fault:
@@ -230,26 +230,22 @@ def _run_heads(
     return run.outputs
 
 
-def loop_reason(
-    owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None, walked: list[Walked] | None = None
-) -> str | None:
-    """Say why the heads are run one by one, or None where they run as one vmapped pass."""
+def aligned_heads(owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None) -> Alignment | str:
+    """Return the heads aligned for one vmapped pass, or say why they are run one by one."""
     if len(heads) < _VMAP_FROM:
         return f"{len(heads)} heads are fewer than {_VMAP_FROM}"
     if tap is not None and tap.one_by_one:
         return "activations inside heads are wanted"
-    return _REFUSALS.get(owner) or heads_differ(walked or [walk(head) for head in heads])
+    return _REFUSALS.get(owner) or align(heads)
 
 
 def _vmapped(
-    heads: nn.ModuleList,
-    walked: list[Walked],
+    template: nn.Module,
+    aligned: Alignment,
     shared: dict[str, Any],
     apply: Callable[[nn.Module, Mapping[str, Any]], Any],
     tap: Tap | None,
 ) -> HeadsRun:
-    template = heads[0]
-    in_place = any(getattr(module, "inplace", False) for _, module in walked[0])
     copies: dict[str, Tensor | list[Tensor]] = {}
     constants, mapped = {}, {}
     for name, value in shared.items():
@@ -257,8 +253,8 @@ def _vmapped(
             constants[name] = value
         elif tap is not None and name in tap.shared:
             value = shared[name] = _differentiable(value)
-            copies[name] = copy = value.unsqueeze(0).expand(len(heads), *value.shape)
-            mapped[name] = copy.clone() if in_place else copy
+            copies[name] = copy = value.unsqueeze(0).expand(len(aligned.states), *value.shape)
+            mapped[name] = copy.clone() if aligned.in_place else copy
         else:
             constants[name] = value.clone() if value.is_floating_point() else value
 
@@ -266,20 +262,14 @@ def _vmapped(
         with swapped(template, state):
             return apply(template, {name: own[name] if name in own else constants[name] for name in shared})
 
-    outputs = vmap(one, in_dims=(0, 0), out_dims=1, randomness="different")(_stacked_state(walked), mapped)
+    outputs = vmap(one, in_dims=(0, 0), out_dims=1, randomness="different")(aligned.stacked(), mapped)
     return HeadsRun(outputs, copies)
-
-
-def _stacked_state(walked: list[Walked]) -> dict[str, Tensor]:
-    """Stack the live parameters; `torch.func.stack_module_state` would make new leaves and lose the gradient."""
-    states = [head_tensors(own) for own in walked]
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def _fused(
     owner: nn.Module,
-    heads: nn.ModuleList,
-    walked: list[Walked],
+    template: nn.Module,
+    aligned: Alignment,
     shared: dict[str, Any],
     apply: Callable[[nn.Module, Mapping[str, Any]], Any],
     tap: Tap | None,
@@ -290,15 +280,16 @@ def _fused(
     """
     if tap is None or tap.fused is None or owner in _NOT_FUSED:
         return None
-    transform, template, features = tap.fused, heads[0], shared["features"]
-    in_place = any(getattr(module, "inplace", False) for _, module in walked[0])
+    transform, features = tap.fused, shared["features"]
 
     def one(state: dict[str, Tensor]) -> Any:
         with swapped(template, state):
-            return transform(lambda own: apply(template, {"features": own.clone() if in_place else own}))(features)
+            return transform(lambda own: apply(template, {"features": own.clone() if aligned.in_place else own}))(
+                features
+            )
 
     try:
-        gradients, outputs = vmap(one, out_dims=1, randomness="different")(_stacked_state(walked))
+        gradients, outputs = vmap(one, out_dims=1, randomness="different")(aligned.stacked())
     except GradregError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError):

@@ -2,44 +2,159 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TABLES = frozenset(vars(nn.Module())) - {"training"}
 _NOT_SETTINGS = frozenset(vars(nn.Module()))
 
 # Modules whose batching rule warns or draws wrong numbers in torch 2.13; a loop serves them
 _NO_BATCHING = (nn.PReLU, nn.RReLU)
 
-Walked = list[tuple[str, nn.Module]]
+
+@dataclass
+class Alignment:
+    """Equal heads, tensor by tensor.
+
+    Attributes:
+        names: First names of the distinct parameters and buffers of a head.
+        states: Per head its tensors, in the order of the names.
+        in_place: Whether a module of a head announces that it works in place.
+    """
+
+    names: list[str]
+    states: list[list[Tensor]]
+    in_place: bool
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Stack the live parameters; `torch.func.stack_module_state` would make new leaves and lose the gradient."""
+        columns = zip(*self.states, strict=True)
+        return {name: torch.stack(column) for name, column in zip(self.names, columns, strict=True)}
 
 
-def heads_differ(walked: list[Walked]) -> str | None:
-    """Say why the heads, given as walked, cannot share one vmapped pass, or None where they can.
+_KNOWN: WeakKeyDictionary[nn.ModuleList, tuple[_Snapshot, Alignment]] = WeakKeyDictionary()
+
+
+class _Snapshot:
+    """All entries that a comparison of heads looked at, so that a later forward can see in microseconds that none changed."""
+
+    def __init__(self, heads: nn.ModuleList) -> None:
+        self.heads = list(heads)
+        modules = [module for head in heads for module in _modules(head)]
+        tables = [
+            table
+            for module in modules
+            for table in (vars(module), module._parameters, module._buffers, module._modules)
+        ]
+        self.sizes = [(table, len(table)) for table in tables]
+        self.entries = [(table, key, value) for table in tables for key, value in table.items() if key not in _TABLES]
+        self.empty = [getattr(module, hooks) for module in modules for hooks in _HOOKS]
+
+    def holds(self, heads: nn.ModuleList) -> bool:
+        """Whether everything is as it was."""
+        return (
+            len(heads) == len(self.heads)
+            and all(own is known for own, known in zip(heads, self.heads, strict=True))
+            and not any(self.empty)
+            and all(len(table) == size for table, size in self.sizes)
+            and all(table.get(key) is value for table, key, value in self.entries)
+        )
+
+
+def align(heads: nn.ModuleList) -> Alignment | str:
+    """Return the heads aligned, or why they cannot share one vmapped pass.
 
     Equal are heads of the same classes with the same settings, the same shapes and the same ties. What cannot be compared,
-    hooks, and buffers that a forward may write to count as different: a loop is always right. This runs in every forward,
-    since settings may change between two.
+    hooks, and buffers that a forward may write to count as different: a loop is always right. Every forward asks, since
+    settings may change between two; equal heads are then recognized by a snapshot.
     """
-    first = walked[0]
-    for name, module in first:
+    known = _KNOWN.get(heads)
+    if known is not None and known[0].holds(heads):
+        return known[1]
+    aligned = _compared(heads)
+    if isinstance(aligned, Alignment):
+        _KNOWN[heads] = (_Snapshot(heads), aligned)
+    return aligned
+
+
+def _compared(heads: nn.ModuleList) -> Alignment | str:
+    first, names = _modules_and_names(heads[0])
+    for module in first:
         if isinstance(module, _NO_BATCHING):
-            return f"head 0 has a {type(module).__name__} in {name or 'itself'!r}, which torch batches badly"
+            return f"head 0 has a {type(module).__name__}, which torch batches badly"
         if _hooked(module):
-            return f"head 0 has a hook on {name or 'itself'!r}"
+            return f"head 0 has a hook on its {type(module).__name__}"
         if module._buffers and (module.training or not isinstance(module, nn.modules.batchnorm._BatchNorm)):
-            return f"head 0 has buffers in {name or 'itself'!r}, which its forward may write to"
-    ties = _ties(first)
-    settings = [
-        [(key, value) for key, value in vars(module).items() if key not in _NOT_SETTINGS] for _, module in first
+            return f"head 0 has buffers in its {type(module).__name__}, which its forward may write to"
+    settings = [[(key, value) for key, value in vars(module).items() if key not in _NOT_SETTINGS] for module in first]
+    tensors = _tensors(first)
+    ties = _ties(tensors)
+    rows = [tensors]
+    for position in range(1, len(heads)):
+        others = _modules(heads[position])
+        if len(others) != len(first):
+            return f"heads 0 and {position} have different modules"
+        for module, other, own in zip(first, others, settings, strict=True):
+            if not _same(module, other, own):
+                return f"heads 0 and {position} differ in their {type(module).__name__}"
+        rows.append(_tensors(others))
+        if not _same_tensors(tensors, rows[-1]) or _ties(rows[-1]) != ties:
+            return f"heads 0 and {position} have different tensors"
+    kept = [place for place, tensor in enumerate(tensors) if tensor is not None and ties[place] == place]
+    return Alignment(
+        [names[place] for place in kept],
+        [[tensor for place in kept if (tensor := row[place]) is not None] for row in rows],
+        any(getattr(module, "inplace", False) for module in first),
+    )
+
+
+def _modules(head: nn.Module) -> list[nn.Module]:
+    found = [head]
+    for module in found:
+        if module._modules:
+            found += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def _modules_and_names(head: nn.Module) -> tuple[list[nn.Module], list[str]]:
+    """Return the modules in the order of `_modules`, and the names of all their tensors."""
+    found, prefixes = [head], [""]
+    for module, prefix in zip(found, prefixes, strict=False):
+        children = [(name, child) for name, child in module._modules.items() if child is not None]
+        found += [child for _, child in children]
+        prefixes += [f"{prefix}{name}." for name, _ in children]
+    names = [
+        prefix + name
+        for module, prefix in zip(found, prefixes, strict=True)
+        for kind in (module._parameters, module._buffers)
+        for name in kind
     ]
-    for position, others in enumerate(walked[1:], 1):
-        if len(others) != len(first) or _ties(others) != ties:
-            return f"heads 0 and {position} have different modules or ties"
-        for (name, module), (other_name, other), own in zip(first, others, settings, strict=True):
-            if name != other_name or not _same(module, other, own):
-                return f"heads 0 and {position} differ in {other_name or 'their class'!r}"
-    return None
+    return found, names
+
+
+def _tensors(modules: list[nn.Module]) -> list[Tensor | None]:
+    return [tensor for module in modules for kind in (module._parameters, module._buffers) for tensor in kind.values()]
+
+
+def _ties(tensors: list[Tensor | None]) -> list[int]:
+    """Return for every tensor the place of its first occurrence."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+
+
+def _same_tensors(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    if len(tensors) != len(others):
+        return False
+    return all(
+        a is b
+        or (a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device)
+        for a, b in zip(tensors, others, strict=True)
+    )
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -48,40 +163,17 @@ def _hooked(module: nn.Module) -> bool:
     )
 
 
-def head_tensors(walked: Walked) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a head by their first names."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for prefix, module in walked:
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    found[f"{prefix}.{name}" if prefix else name] = tensor
-    return found
-
-
-def _ties(modules: Walked) -> list[int]:
-    """Return for every tensor the place of its first occurrence."""
-    first: dict[int, int] = {}
-    tensors = [t for _, module in modules for kind in (module._parameters, module._buffers) for t in kind.values()]
-    return [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
-
-
 def _same(module: nn.Module, other: nn.Module, settings: list[tuple[str, Any]]) -> bool:
     if module is other:
         return True
     if type(module) is not type(other) or module.training != other.training or _hooked(other):
         return False
-    for mine, theirs in ((module._parameters, other._parameters), (module._buffers, other._buffers)):
-        if mine.keys() != theirs.keys():
-            return False
-        for a, b in zip(mine.values(), theirs.values(), strict=True):
-            if a is None or b is None:
-                if a is not b:
-                    return False
-            elif a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-                return False
+    if (
+        module._modules.keys() != other._modules.keys()
+        or module._parameters.keys() != other._parameters.keys()
+        or module._buffers.keys() != other._buffers.keys()
+    ):
+        return False
     others = vars(other)
     if len(others) != len(vars(module)):
         return False
