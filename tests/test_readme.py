@@ -25,6 +25,7 @@ def blocks(language: str) -> list[str]:
 def test_python_blocks_run(code: str) -> None:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")  # torch's own, when it loads forward mode
         exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 
 
