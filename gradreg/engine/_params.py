@@ -11,10 +11,10 @@ from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
-from gradreg.engine._capture import warn_disconnected
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
+from gradreg.engine._pull import warn_disconnected
 from gradreg.engine._request import Points, Request
 from gradreg.errors import CompatibilityError, CoupledExamplesError
 from gradreg.model import (

@@ -11,8 +11,9 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine._capture import check_batch_axes, check_independent, pull
+from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._pull import pull
 from gradreg.engine._request import Points, head_count, resolve_points
 from gradreg.errors import GradregError
 from gradreg.model import check_compatible, unwrap

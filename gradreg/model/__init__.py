@@ -10,13 +10,13 @@ from gradreg.model._functional import cloned_buffers as cloned_buffers
 from gradreg.model._functional import parameter_aliases as parameter_aliases
 from gradreg.model._functional import swapped as swapped
 from gradreg.model._heads import Ensemble as Ensemble
-from gradreg.model._heads import HeadsRun as HeadsRun
 from gradreg.model._heads import SharedBase as SharedBase
-from gradreg.model._heads import Tap as Tap
-from gradreg.model._heads import aligned_heads as aligned_heads
-from gradreg.model._heads import tapped as tapped
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._norms import WrittenOutNorms as WrittenOutNorms
+from gradreg.model._run_heads import HeadsRun as HeadsRun
+from gradreg.model._run_heads import Tap as Tap
+from gradreg.model._run_heads import aligned_heads as aligned_heads
+from gradreg.model._run_heads import tapped as tapped
 from gradreg.model._state import devices_of as devices_of
 from gradreg.model._state import preserved as preserved
 from gradreg.model._state import preserved_random_state as preserved_random_state

@@ -1,0 +1,100 @@
+"""Checks by a second, small forward: are examples mixed, and does the stated axis run over them?"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from gradreg.batch import Batch
+from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._pull import pull
+from gradreg.engine._request import Points
+from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError
+from gradreg.model import devices_of, preserved
+from gradreg.scalars import ScalarFunction
+
+# Pairs of model and scalar that were found not to mix examples
+_INDEPENDENT: WeakKeyDictionary[nn.Module, deque[tuple[Any, ...]]] = WeakKeyDictionary()
+_VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
+
+
+def check_independent(
+    model: nn.Module,
+    inner: nn.Module,
+    batch: Batch,
+    of: ScalarFunction,
+    points: Points,
+    heads: int | None,
+    at: Mapping[str, Tensor],
+) -> None:
+    """Refuse models and scalars that mix examples, by two examples: the first scalar must not move with the second.
+
+    Each pair of model and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
+
+    Raises:
+        CoupledExamplesError: If the gradient of the first example's scalar reaches the second example.
+    """
+    key = (of, inner.training, *points.inputs, points.features, points.outputs, *points.activations)
+    known = _INDEPENDENT.setdefault(inner, deque(maxlen=16))
+    if len(batch) < 2 or key in known:
+        return
+    two = {name: value[:2] for name, value in at.items()}
+    with grad_mode(), preserved(inner, devices_of(inner)), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DisconnectedWarning)
+        capture = observe(model, batch[:2], points, at=two)
+        found = pull(inner, capture, of, points, heads, differentiable=False, first_only=True)
+    mixed = [name for name, gradient in found.items() if bool(gradient[1:].nan_to_num(0, 0, 0).count_nonzero())]
+    if mixed:
+        raise CoupledExamplesError(
+            f"The scalar of one example depends on {', '.join(map(repr, mixed))} of another: the model or of={of!r} mixes "
+            "examples (a mean over the batch, a normalization, a softmax over the wrong axis), and a per-example gradient does "
+            "not exist."
+        )
+    known.append(key)
+
+
+def check_batch_axes(model: nn.Module, inner: nn.Module, batch: Batch, capture: Capture, points: Points) -> None:
+    """Refuse activations whose batch axis is not the stated one, by a forward of one example fewer.
+
+    Time-major networks and relative position biases have activations whose first axis is no example. Each activation of
+    a model is looked at once.
+
+    Raises:
+        CompatibilityError: If an activation does not shrink with the batch.
+    """
+    verified = _VERIFIED_AXES.setdefault(inner, set())
+    keys = {
+        key: recorded for key, recorded in capture.activations.items() if (key, recorded.batch_axis) not in verified
+    }
+    if not keys:
+        return
+    n = len(batch)
+    for key, recorded in keys.items():
+        shape = tuple(recorded.tensor.shape)
+        if recorded.tensor.dim() <= recorded.batch_axis or shape[recorded.batch_axis] != n:
+            raise CompatibilityError(_axis_text(key, recorded.batch_axis, shape, n))
+    fewer = batch[: n - 1] if n > 1 else batch[[0, 0]]
+    with grad_mode(), preserved(inner, devices_of(inner)):
+        try:
+            probe = observe(model, fewer, points, copies=False)
+        except (GradregError, RuntimeError, ValueError):
+            return  # a model that fixes the size of its batch; the axis had the right length
+    for key, recorded in keys.items():
+        if key not in probe.activations:
+            continue
+        length = probe.activations[key].tensor.shape[recorded.batch_axis]
+        if length != len(fewer):
+            raise CompatibilityError(_axis_text(key, recorded.batch_axis, tuple(recorded.tensor.shape), n))
+    verified.update((key, recorded.batch_axis) for key, recorded in keys.items())
+
+
+def _axis_text(key: str, axis: int, shape: tuple[int, ...], n: int) -> str:
+    return (
+        f"Axis {axis} of activation {key!r} (shape {shape}) does not run over the {n} examples. Where another axis does, name "
+        f'it: Activations("{key}", batch_axis=...); an activation without an axis of examples has no per-example gradient.'
+    )

@@ -1,0 +1,255 @@
+"""Pullbacks from one recorded forward to inputs, features, activations and outputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradreg.engine._coupling import check_uncoupled
+from gradreg.engine._evaluate import check_targets, evaluate
+from gradreg.engine._observe import Capture
+from gradreg.engine._request import Points
+from gradreg.errors import DisconnectedWarning
+from gradreg.model import Ensemble
+from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
+
+
+@dataclass
+class _Target:
+    """Where one requested key is found: behind the copies that heads read, beside a head, or below the copies."""
+
+    key: str
+    tensors: list[Tensor]
+    stacked: bool = False
+    head: int | None = None
+    batch_axis: int = 0
+    below: bool = False
+
+
+def pull(
+    model: nn.Module,
+    capture: Capture,
+    of: ScalarFunction,
+    points: Points,
+    heads: int | None,
+    *,
+    differentiable: bool,
+    first_only: bool = False,
+) -> dict[str, Tensor]:
+    """Pull one scalar back to recorded points: one pullback per target, for all heads together.
+
+    Points below the shared features (inputs, activations of the base) are then reached by one pullback per head, through
+    the base alone.
+
+    Args:
+        model: The model without wrappers.
+        capture: The recorded forward.
+        of: The scalar.
+        points: The points that are wanted, a subset of what was recorded.
+        heads: The number of heads, or None.
+        differentiable: Whether results carry a graph.
+        first_only: Pull back the first example's scalars alone.
+
+    Returns:
+        From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
+    """
+    per_head = heads if not isinstance(of, AcrossHeads) else None
+    check_targets(of, capture.outputs, capture.batch)
+    own = _Direct(capture, points, per_head)
+    scalar = evaluate(of, capture.outputs, own.batch, heads)
+    targets = _targets(model, capture, of, points, per_head)
+    _check_coupling(scalar, targets, capture)
+    leading = 1 if per_head is None else 2
+    target_shape = scalar.shape[leading:]
+    if scalar.requires_grad:
+        flat = scalar.reshape(*scalar.shape[:leading], -1)
+        flat = flat[:1] if first_only else flat
+        columns = [
+            own.added(
+                flat[..., t],
+                targets,
+                _pull_one(flat[..., t].sum(), targets, capture, per_head, differentiable),
+                differentiable,
+            )
+            for t in range(flat.shape[-1])
+        ]
+    else:
+        nothing: list[Tensor | None] = [None] * len(targets)
+        columns = [nothing] * max(target_shape.numel(), 1)
+    if all(value is None for column in columns for value in column):
+        warn_disconnected(of, [target.key for target in targets])
+    results = {}
+    for position, target in enumerate(targets):
+        found = [column[position] for column in columns]
+        values = [_zeros(target, per_head) if value is None else value for value in found]
+        value = torch.stack(values, leading) if target_shape else values[0]
+        if target_shape:
+            value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
+        results[target.key] = value
+    return results
+
+
+class _Direct:
+    """The direct way from inputs to a scalar that reads `batch.inputs` itself, as a reconstruction loss does.
+
+    Inputs of models with heads are reached through the heads' copies, which this way passes by. The scalar is given aliases
+    of the inputs; where it used one, the heads' direct gradients are added one by one.
+    """
+
+    def __init__(self, capture: Capture, points: Points, per_head: int | None) -> None:
+        self.heads = per_head or 0
+        named = capture.batch.named_inputs()
+        self.aliases = {name: named[name].view_as(named[name]) for name in points.inputs} if per_head else {}
+        self.batch = capture.batch.with_inputs(self.aliases) if self.aliases else capture.batch
+
+    def added(
+        self, scalars: Tensor, targets: list[_Target], gradients: list[Tensor | None], differentiable: bool
+    ) -> list[Tensor | None]:
+        """Return the gradients with the direct ones added; `scalars` are `[n, K]`."""
+        if not self.aliases:
+            return gradients
+        aliases = list(self.aliases.values())
+        used = _grad(scalars.sum(), aliases, None, False)
+        if all(gradient is None for gradient in used):
+            return gradients
+        rows = [_grad(scalars[:, k].sum(), aliases, None, differentiable) for k in range(self.heads)]
+        for position, name in enumerate(self.aliases):
+            column = [row[position] for row in rows]
+            if all(gradient is None for gradient in column):
+                continue
+            filled = [torch.zeros_like(aliases[position]) if value is None else value for value in column]
+            place = next(i for i, target in enumerate(targets) if target.key == name)
+            direct, known = torch.stack(filled, 1), gradients[place]
+            gradients[place] = direct if known is None else known + direct
+        return gradients
+
+
+def warn_disconnected(of: ScalarFunction, keys: Iterable[str]) -> None:
+    """Warn that a scalar does not depend on anything that it is differentiated with respect to."""
+    warnings.warn(
+        f"of={of!r} does not depend on {', '.join(map(repr, keys))}: the gradient is zero. Is the path cut by detach() or "
+        "no_grad(), or is another module on the path?",
+        DisconnectedWarning,
+        stacklevel=6,
+    )
+
+
+def _targets(
+    model: nn.Module, capture: Capture, of: ScalarFunction, points: Points, per_head: int | None
+) -> list[_Target]:
+    targets = []
+    shared = isinstance(model, Ensemble)
+    for name in points.inputs:
+        if shared and per_head is not None:
+            targets.append(_shared(name, capture))
+        else:
+            targets.append(_Target(name, [capture.inputs[name]], below=per_head is not None))
+    if points.features:
+        if per_head is not None:
+            targets.append(_shared("features", capture))
+        else:
+            targets.append(_Target("features", [capture.sources["features"]]))
+    for key, recorded in capture.activations.items():
+        name = key.partition("#")[0]
+        wanted = points.calls.get(name)
+        if name not in points.activations or (wanted is not None and int(key.partition("#")[2] or 0) not in wanted):
+            continue
+        below = per_head is not None and recorded.head is None
+        targets.append(_Target(key, [recorded.tensor], head=recorded.head, batch_axis=recorded.batch_axis, below=below))
+    if points.outputs:
+        tensor = read_outputs(capture.outputs, getattr(of, "output", None))
+        targets.append(_Target("outputs", [tensor]))
+    return targets
+
+
+def _shared(name: str, capture: Capture) -> _Target:
+    copies = capture.copies[name]
+    return _Target(name, [copies], stacked=True) if isinstance(copies, Tensor) else _Target(name, copies)
+
+
+def _pull_one(
+    scalar: Tensor, targets: list[_Target], capture: Capture, per_head: int | None, differentiable: bool
+) -> list[Tensor | None]:
+    """Return the gradient of one summed scalar for every target, example first and heads second; None if unconnected."""
+    below = [target for target in targets if target.below]
+    direct = [target for target in targets if not target.below]
+    bridge = _tensors(capture.copies["features"]) if below else []
+    gradients = _grad(scalar, [tensor for target in direct for tensor in target.tensors] + bridge, None, differentiable)
+    found: dict[int, Tensor | None] = {}
+    for target in direct:
+        own, gradients = gradients[: len(target.tensors)], gradients[len(target.tensors) :]
+        found[id(target)] = _arranged(target, own, per_head)
+    if below and any(gradient is not None for gradient in gradients):
+        points = [target.tensors[0] for target in below]
+        rows = [
+            [None] * len(points)
+            if cotangent is None
+            else _grad(capture.sources["features"], points, cotangent, differentiable)
+            for cotangent in _cotangents(capture.copies["features"], gradients)
+        ]
+        for target, column in zip(below, zip(*rows, strict=True), strict=True):
+            if any(value is not None for value in column):
+                filled = [torch.zeros_like(target.tensors[0]) if value is None else value for value in column]
+                found[id(target)] = torch.stack([value.movedim(target.batch_axis, 0) for value in filled], 1)
+    return [found.get(id(target)) for target in targets]
+
+
+def _tensors(copies: Tensor | list[Tensor]) -> list[Tensor]:
+    return [copies] if isinstance(copies, Tensor) else copies
+
+
+def _cotangents(copies: Tensor | list[Tensor], gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the gradient of each head's scalar at the features, from that at stacked or listed copies."""
+    if isinstance(copies, Tensor):
+        (stacked,) = gradients
+        return [] if stacked is None else list(stacked.unbind(0))
+    return gradients
+
+
+def _arranged(target: _Target, gradients: list[Tensor | None], per_head: int | None) -> Tensor | None:
+    if all(gradient is None for gradient in gradients):
+        return None
+    if target.stacked and gradients[0] is not None:
+        return gradients[0].transpose(0, 1)
+    filled = [
+        gradient if gradient is not None else torch.zeros_like(tensor)
+        for gradient, tensor in zip(gradients, target.tensors, strict=True)
+    ]
+    if target.key == "outputs" or per_head is None:
+        return filled[0].movedim(target.batch_axis, 0)
+    if target.head is not None:  # an activation inside one head: the other heads do not depend on it
+        own = filled[0].movedim(target.batch_axis, 0)
+        return torch.stack([own if k == target.head else torch.zeros_like(own) for k in range(per_head)], 1)
+    return torch.stack(filled).transpose(0, 1)  # in memory head first, as stacked copies are: plain copies, not strided
+
+
+def _zeros(target: _Target, per_head: int | None) -> Tensor:
+    tensor = target.tensors[0]
+    if target.stacked:
+        return torch.zeros_like(tensor).transpose(0, 1)
+    own = torch.zeros_like(tensor).movedim(target.batch_axis, 0)
+    if target.key == "outputs" or per_head is None:
+        return own
+    return torch.stack([own] * per_head, 1)
+
+
+def _grad(scalar: Tensor, tensors: list[Tensor], cotangent: Tensor | None, differentiable: bool) -> list[Tensor | None]:
+    connected = [tensor for tensor in tensors if tensor.requires_grad]
+    if not connected or not scalar.requires_grad:
+        return [None] * len(tensors)
+    gradients = iter(
+        torch.autograd.grad(
+            scalar, connected, cotangent, retain_graph=True, create_graph=differentiable, allow_unused=True
+        )
+    )
+    return [next(gradients) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _check_coupling(scalar: Tensor, targets: list[_Target], capture: Capture) -> None:
+    if capture.normalized:
+        tensors = [tensor for target in targets for tensor in target.tensors if target.key != "outputs"]
+        check_uncoupled(scalar, tensors, capture.normalized, ", ".join(repr(target.key) for target in targets))
