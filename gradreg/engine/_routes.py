@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from textwrap import shorten
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -109,9 +110,9 @@ def _norm_text(norms: list[str]) -> str:
 
 
 def refusal_text(refusal: BaseException) -> str:
-    """Return the first line of what torch says."""
+    """Return the beginning of what torch says."""
     lines = str(refusal).splitlines()
-    return f"{type(refusal).__name__}: {lines[0] if lines else ''}"
+    return f"{type(refusal).__name__}: {shorten(lines[0] if lines else '', width=160, placeholder=' ...')}"
 
 
 def note_vmap_refusal(request: Request, reason: str) -> bool:
