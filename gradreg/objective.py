@@ -81,7 +81,7 @@ class Objective(nn.Module):
         """
         batch = as_batch(batch)
         wants_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if wants_grad and not any_trainable(model):
+        if wants_grad and not any_trainable(model) and not batch.requires_grad:
             raise CompatibilityError(
                 f"No parameter of the {type(unwrap(model)).__name__} requires grad: there is nothing to train. Unfreeze some "
                 "(requires_grad_(True)), or evaluate under torch.no_grad()."
@@ -117,6 +117,7 @@ class Objective(nn.Module):
 
     def _task(self, session: Session, batch: Batch) -> Tensor:
         task, shift = self.task, is_causal_language_model(session.inner)
+        elementwise = isinstance(task, nn.modules.loss._Loss) or getattr(task, "__module__", "") == F.__name__
         if task is None or batch.targets is None:
             raise ScalarError(
                 "The task needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets)."
@@ -130,7 +131,11 @@ class Objective(nn.Module):
             check_labels(task, readable, targets)  # a kernel that meets such a label ends the process
 
         def one(own: Any) -> Tensor:
-            value = task(own, targets) if readable is None else task(*paired(own, targets, shift=shift))
+            value = (
+                task(own, targets)
+                if readable is None
+                else task(*paired(own, targets, shift=shift, elementwise=elementwise))
+            )
             if not isinstance(value, Tensor) or value.dim() != 0:
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ScalarError(f"The task must return a scalar (it keeps its own reduction), found {found}.")
@@ -167,7 +172,7 @@ def _is_classification(task: object, outputs: Any, targets: Any) -> bool:
     """Whether the task is the cross-entropy of logits `[n, K, C]` and labels `[n]`, reduced."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 3 or not isinstance(targets, Tensor) or targets.dim() != 1:
         return False
-    return task is F.cross_entropy or (isinstance(task, nn.CrossEntropyLoss) and task.reduction != "none")
+    return task is F.cross_entropy or (type(task) is nn.CrossEntropyLoss and task.reduction != "none")
 
 
 def _over_heads(task: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -61,11 +62,12 @@ def pairwise_alignment(
     if reduction not in _REDUCTIONS:
         raise GradregError(f"reduction={reduction!r}; allowed are {', '.join(map(repr, _REDUCTIONS))}.")
     n, heads, _ = flat.shape
-    if similarity == "dot" and reduction != "none" and heads > 2:
-        total = _PairSum.apply(flat)
-    else:
-        sums = _pair_sums(flat, similarity, eps)
-        total = sums if reduction == "none" else sums.sum()
+    with _full_precision(flat):
+        if similarity == "dot" and reduction != "none" and heads > 2:
+            total = _PairSum.apply(flat)
+        else:
+            sums = _pair_sums(flat, similarity, eps)
+            total = sums if reduction == "none" else sums.sum()
     result: Tensor = total / (n * heads * (heads - 1) / 2) if reduction == "mean" else total
     return result
 
@@ -93,7 +95,13 @@ def alignment_matrix(
         tensor([[[9., 0.],
                  [0., 4.]]])
     """
-    gram = _gram(_checked(gradients, similarity))
+    flat = _checked(gradients, similarity)
+    with _full_precision(flat):
+        return _matrix(flat, similarity, eps)
+
+
+def _matrix(flat: Tensor, similarity: str, eps: float) -> Tensor:
+    gram = _gram(flat)
     if similarity.startswith("dot"):
         return gram.square() if similarity == "dot_squared" else gram
     scale = (gram.diagonal(dim1=1, dim2=2) + eps).rsqrt()
@@ -101,6 +109,12 @@ def alignment_matrix(
     if similarity == "cosine_squared":
         return cosine.square()
     return cosine.abs() if similarity == "abs_cosine" else cosine
+
+
+def _full_precision(flat: Tensor) -> AbstractContextManager[None]:
+    """Leave autocast, whose products would be of low precision again."""
+    kind = flat.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _checked(gradients: Tensor, similarity: str) -> Tensor:
@@ -127,7 +141,7 @@ def _pair_sums(flat: Tensor, similarity: str, eps: float) -> Tensor:
     if heads == 2:
         return _of_one_pair(flat, similarity, eps)
     if similarity == "abs_cosine":
-        return alignment_matrix(flat, similarity, eps).triu(1).sum((1, 2))
+        return _matrix(flat, similarity, eps).triu(1).sum((1, 2))
     if similarity in ("dot", "cosine"):
         squares = flat.square().sum(2)
         weight = torch.ones_like(squares) if similarity == "dot" else (squares + eps).rsqrt()

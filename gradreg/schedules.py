@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,7 +16,7 @@ Schedule: TypeAlias = Callable[[int], float]
 
 
 def _checked(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
         raise GradregError(f"{name}={value!r}; a weight must be a finite number from 0.")
     return float(value)
 

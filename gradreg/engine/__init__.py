@@ -1,5 +1,6 @@
 """The engine: the only package that differentiates. Its doors are `gradients`, `directional` and `plan`."""
 
+from gradreg.engine._checks import has_head_axis as has_head_axis
 from gradreg.engine._directional import directional as directional
 from gradreg.engine._evaluate import map_heads as map_heads
 from gradreg.engine._gradients import gradients as gradients

@@ -9,14 +9,26 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets
 from gradreg.engine._observe import grad_mode, observe
+from gradreg.engine._params import check_alone
 from gradreg.engine._pull import pull
 from gradreg.engine._request import Request
-from gradreg.model import cloned_buffers, devices_of, preserved_random_state, swapped
+from gradreg.model import (
+    cloned_buffers,
+    devices_of,
+    preserved_attributes,
+    preserved_random_state,
+    swapped,
+    train_mode_batch_norms,
+)
 
 
 def capture_gradients(request: Request) -> dict[str, Tensor]:
     """Return per-example gradients at the points of a request, from a forward of its own without side effects."""
     size = request.chunk_size or len(request.batch)
+    if train_mode_batch_norms(request.inner):
+        size = len(request.batch)  # statistics before wrt are those of the whole batch
+    elif size < len(request.batch):
+        check_alone(request)
     parts = []
     with preserved_random_state(devices_of(request.inner)):  # around all chunks: each draws numbers of its own
         for start in range(0, len(request.batch), size):
@@ -31,7 +43,7 @@ def capture_gradients(request: Request) -> dict[str, Tensor]:
 
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
     replaced = {**cloned_buffers(request.inner), **request.at_params()}
-    with grad_mode(), swapped(request.inner, replaced):
+    with grad_mode(), preserved_attributes(request.inner), swapped(request.inner, replaced):
         capture = observe(
             request.model, batch, request.points, at=at, differentiable=request.differentiable, fuse=request.of
         )

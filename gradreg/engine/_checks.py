@@ -10,13 +10,14 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from gradreg.batch import Batch
+from gradreg.batch import Batch, as_batch
+from gradreg.engine._evaluate import evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._pull import pull
-from gradreg.engine._request import Points
-from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError
-from gradreg.model import devices_of, preserved
-from gradreg.scalars import ScalarFunction
+from gradreg.engine._request import Points, head_count
+from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError, ScalarError
+from gradreg.model import devices_of, preserved, unwrap
+from gradreg.scalars import AcrossHeads, ScalarFunction, bind, scalar_key
 
 # Pairs of model and scalar that were found not to mix examples
 _INDEPENDENT: WeakKeyDictionary[nn.Module, deque[tuple[Any, ...]]] = WeakKeyDictionary()
@@ -32,30 +33,53 @@ def check_independent(
     heads: int | None,
     at: Mapping[str, Tensor],
 ) -> None:
-    """Refuse models and scalars that mix examples, by two examples: the first scalar must not move with the second.
+    """Refuse models and scalars that mix examples, by three examples: the first must not move with the others, nor the last.
 
     Each pair of model and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
 
     Raises:
-        CoupledExamplesError: If the gradient of the first example's scalar reaches the second example.
+        CoupledExamplesError: If the gradient of one example's scalar reaches another example.
+        ScalarError: If `of` serves the whole batch but not three of its examples.
     """
-    key = (of, inner.training, *points.inputs, points.features, points.outputs, *points.activations)
     known = _INDEPENDENT.setdefault(inner, deque(maxlen=16))
+    key = (*scalar_key(of), inner.training, *points.inputs, points.features, points.outputs, *points.activations)
     if len(batch) < 2 or key in known:
         return
-    two = {name: value[:2] for name, value in at.items()}
+    few = batch[:3]
     with grad_mode(), preserved(inner, devices_of(inner)), warnings.catch_warnings():
         warnings.simplefilter("ignore", DisconnectedWarning)
-        capture = observe(model, batch[:2], points, at=two)
-        found = pull(inner, capture, of, points, heads, differentiable=False, first_only=True)
-    mixed = [name for name, gradient in found.items() if bool(gradient[1:].nan_to_num(0, 0, 0).count_nonzero())]
-    if mixed:
-        raise CoupledExamplesError(
-            f"The scalar of one example depends on {', '.join(map(repr, mixed))} of another: the model or of={of!r} mixes "
-            "examples (a mean over the batch, a normalization, a softmax over the wrong axis), and a per-example gradient does "
-            "not exist."
-        )
+        try:
+            capture = observe(model, few, points, at={name: value[:3] for name, value in at.items()})
+        except (GradregError, RuntimeError, ValueError):
+            return  # a model that fixes the size of its batch cannot be looked at in part
+        for example in (0, len(few) - 1):
+            found = _pulled_one(inner, capture, of, points, heads, example)
+            others = [position for position in range(len(few)) if position != example]
+            mixed = [name for name, value in found.items() if bool(value[others].nan_to_num(0, 0, 0).count_nonzero())]
+            if mixed:
+                raise CoupledExamplesError(
+                    f"The scalar of one example depends on {', '.join(map(repr, mixed))} of another: the model or of={of!r} "
+                    "mixes examples (a mean over the batch, a normalization, a mask or recurrence over the wrong axis), "
+                    "and a per-example gradient does not exist."
+                )
     known.append(key)
+
+
+def _pulled_one(
+    inner: nn.Module, capture: Capture, of: ScalarFunction, points: Points, heads: int | None, example: int
+) -> dict[str, Tensor]:
+    try:
+        return pull(inner, capture, of, points, heads, differentiable=False, example=example)
+    except (RuntimeError, IndexError) as problem:
+        raise closes_over(of, problem) from problem
+
+
+def closes_over(of: ScalarFunction, problem: Exception) -> ScalarError:
+    """Return the error for a scalar that serves a whole batch but not a part of it."""
+    return ScalarError(
+        f"of={of!r} fails on the first examples of the batch ({str(problem).splitlines()[0]}). Does it close over data that "
+        "belongs to examples? Put such data into batch.extras and read it from the batch that `of` is given."
+    )
 
 
 def check_batch_axes(model: nn.Module, inner: nn.Module, batch: Batch, capture: Capture, points: Points) -> None:
@@ -98,3 +122,14 @@ def _axis_text(key: str, axis: int, shape: tuple[int, ...], n: int) -> str:
         f"Axis {axis} of activation {key!r} (shape {shape}) does not run over the {n} examples. Where another axis does, name "
         f'it: Activations("{key}", batch_axis=...); an activation without an axis of examples has no per-example gradient.'
     )
+
+
+def has_head_axis(model: nn.Module, batch: Any, of: ScalarFunction) -> bool:
+    """Whether scalars are `[n, K, ...]`: from heads, or from targets that a model without heads gives."""
+    inner = unwrap(model)
+    if head_count(inner) is not None and not isinstance(of, AcrossHeads):
+        return True
+    few = as_batch(batch)[:2]
+    with grad_mode(), preserved(inner, devices_of(inner)):
+        capture = observe(model, few, Points())
+        return evaluate(bind(of, inner), capture.outputs, few, head_count(inner)).dim() > 1

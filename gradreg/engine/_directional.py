@@ -29,7 +29,6 @@ def directional(
     *,
     at: Mapping[str, Tensor] | None = None,
     differentiable: bool = False,
-    randomness: str = "different",
     chunk_size: int | None = None,
 ) -> Tensor:
     r"""Return directional derivatives, $\sum_{\mathrm{key}} \langle \partial\,\mathrm{of} / \partial\,\mathrm{key}, v_d \rangle$.
@@ -47,7 +46,6 @@ def directional(
             (with their axis of examples), `[D, *shape]` for parameters. A tensor alone where there is one key.
         at: Values of `wrt` to evaluate at.
         differentiable: Keep the graph.
-        randomness: Random numbers under vmap.
         chunk_size: Directions at a time; None: all at once.
 
     Returns:
@@ -64,9 +62,7 @@ def directional(
         >>> d.shape, torch.allclose(d, net.weight[0].sum().expand(4, 1))
         (torch.Size([4, 1]), True)
     """
-    request = resolve(
-        model, batch, of, wrt, at=at, differentiable=differentiable, randomness=randomness, chunk_size=chunk_size
-    )
+    request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable, chunk_size=chunk_size)
     given = _named(request, directions)
     if not differentiable and not train_mode_batch_norms(request.inner):
         try:
@@ -137,9 +133,7 @@ def _forward(request: Request, directions: dict[str, Tensor]) -> Tensor:
         return result
 
     with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)):
-        result: Tensor = vmap(one, out_dims=-1, randomness=request.randomness, chunk_size=request.chunk_size)(
-            directions
-        )
+        result: Tensor = vmap(one, out_dims=-1, randomness="same", chunk_size=request.chunk_size)(directions)
     return result
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.engine._capture import capture_gradients
-from gradreg.engine._params import VMAP_FAULTS, check_on_two, loop_gradients, summed_gradients, vmap_gradients
+from gradreg.engine._params import VMAP_FAULTS, check_on_few, loop_gradients, summed_gradients, vmap_gradients
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
 from gradreg.engine._session import current_session
-from gradreg.errors import GradregError, RouteError, SlowRouteWarning
+from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Params, Wrt
 
@@ -88,13 +88,14 @@ def gradients(
         chunk_size=chunk_size,
         route=route,
     )
-    results = _run(request, decide(request))
+    results = run(request, decide(request))
     if not differentiable:
         results = {name: value.detach() for name, value in results.items()}
     return results
 
 
-def _run(request: Request, decision: Decision) -> dict[str, Tensor]:
+def run(request: Request, decision: Decision) -> dict[str, Tensor]:
+    """Take the decided routes."""
     results: dict[str, Tensor] = {}
     if decision.points == "capture":
         results.update(_reduced(request, capture_gradients(request)))
@@ -110,7 +111,7 @@ def _run(request: Request, decision: Decision) -> dict[str, Tensor]:
 def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
     if decision.joint:
         return loop_gradients(request, joint=True)
-    check_on_two(request, vmapped=decision.params == "vmap")
+    check_on_few(request, vmapped=decision.params == "vmap")
     if decision.params == "loop":
         return loop_gradients(request, joint=False)
     try:
@@ -118,6 +119,11 @@ def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
     except GradregError:
         raise
     except VMAP_FAULTS as refusal:
+        if request.randomness == "error" and "random" in str(refusal):
+            raise CompatibilityError(
+                'The model draws random numbers, which randomness="error" forbids; put it in eval mode, or ask for "different" '
+                'or "same".'
+            ) from refusal
         reason = refusal_text(refusal)
         if request.route == "vmap":
             raise RouteError(

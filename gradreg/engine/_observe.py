@@ -19,14 +19,13 @@ from gradreg.model import (
     Ensemble,
     SharedBase,
     Tap,
-    WrittenOutNorms,
     call,
     differentiable_kernels,
     tapped,
     train_mode_batch_norms,
     unwrap,
 )
-from gradreg.scalars import AcrossHeads, ScalarFunction, check_scalar
+from gradreg.scalars import AcrossHeads, ScalarFunction, check_scalar, scalar_key
 
 
 @dataclass
@@ -154,13 +153,15 @@ def observe(
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
     if tap is not None and fuse is not None and differentiable and not at and only:
-        tap.fused = _fusion(fuse, capture.batch)
+        tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)
     with ExitStack() as stack:
         recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
         stack.callback(recorder.remove)
         recorder.attach(inner)
         stack.enter_context(tapped(tap))
-        stack.enter_context(differentiable_kernels(inner, twice=differentiable or transformed))
+        stack.enter_context(
+            differentiable_kernels(inner, twice=differentiable or transformed, written_out=differentiable)
+        )
         outputs = call(model, capture.batch)
     capture.activations = recorder.named()
     capture.normalized = recorder.normalized
@@ -177,8 +178,7 @@ def _fusion(of: ScalarFunction, batch: Batch) -> Callable[[Callable[[Tensor], An
 
     def transform(head: Callable[[Tensor], Any]) -> Any:
         def scalar(features: Tensor) -> tuple[Tensor, Any]:
-            with WrittenOutNorms():
-                outputs = head(features)
+            outputs = head(features)
             values = check_scalar(of(outputs, batch), len(batch), of)
             if values.dim() != 1:
                 raise RuntimeError("several targets need a pullback each")
@@ -289,7 +289,12 @@ class _Recorder:
                 )
             value = given
         if key in self.shift:
-            value = value + self.shift[key].movedim(0, axis)
+            moved = self.shift[key].movedim(0, axis)
+            if moved.shape != value.shape:
+                raise GradregError(
+                    f"A direction of {key!r} has shape {tuple(moved.shape)}; the activation {tuple(value.shape)}."
+                )
+            value = value + moved
         if self.transformed:
             self.found[name, index] = Recorded(value, axis)
             return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
+from gradreg.engine._checks import closes_over
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
@@ -23,6 +25,7 @@ from gradreg.model import (
     devices_of,
     differentiable_kernels,
     preserved,
+    preserved_random_state,
     swapped,
 )
 
@@ -114,7 +117,10 @@ def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
             if shared is not None:
                 scalar = shared[i]
             else:
-                with swapped(request.inner, cloned_buffers(request.inner)):  # no forward sees what another one wrote
+                again = (
+                    preserved_random_state(devices_of(request.inner)) if request.randomness == "same" else nullcontext()
+                )
+                with again, swapped(request.inner, cloned_buffers(request.inner)):  # nor what another forward wrote
                     scalar = _scalars(request, request.batch[i : i + 1], selected, i)[0]
             rows.append(_pulled(scalar, selected, request.differentiable))
     if all(gradient is None for row in rows for gradient in row.values()):
@@ -141,39 +147,59 @@ def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tenso
     return _stacked(rows, selected, scalars.shape[1:])
 
 
-def check_on_two(request: Request, *, vmapped: bool) -> None:
-    """Look at two examples at once, for the routes that only ever show the model one.
+def check_on_few(request: Request, *, vmapped: bool) -> None:
+    """Look at three examples at once, for the routes that only ever show the model one.
 
     Alone, a scalar that is reduced over the batch looks right, examples that are mixed look independent, and under vmap a
     scalar that is cut from the graph gives zeros.
-
-    Raises:
-        CoupledExamplesError: If the first example's scalar is another one alone than beside the second example.
     """
-    devices = devices_of(request.inner)
-    batch = usable(request.batch[:2])
-    with grad_mode(), preserved(request.inner, devices):
-        state = torch.get_rng_state()
+    batch = usable(request.batch[:3])
+    with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         outputs = _plain_outputs(request, batch)
         check_targets(request.of, outputs, request.batch)
-        scalars = evaluate(request.of, outputs, batch, request.heads)
-        draws = not torch.equal(state, torch.get_rng_state())  # then two forwards cannot be compared
+        try:
+            scalars = evaluate(request.of, outputs, batch, request.heads)
+        except (RuntimeError, IndexError) as problem:
+            raise closes_over(request.of, problem) from problem
         _check_attached(request, scalars)
         found = torch.autograd.grad(scalars.sum(), list(request.params.values()), allow_unused=True)
     if vmapped and all(gradient is None for gradient in found):
         warn_disconnected(request.of, request.params)
-    if len(batch) < 2 or draws:
+    check_alone(request)
+
+
+def check_alone(request: Request) -> None:
+    """Refuse models and scalars for which an example alone is not what it is among others.
+
+    Raises:
+        CoupledExamplesError: If the first or last of three examples gives another scalar alone. Models that draw random
+            numbers cannot be compared.
+    """
+    batch = usable(request.batch[:3])
+    if len(batch) < 2:
         return
-    with torch.inference_mode(False), torch.no_grad(), preserved(request.inner, devices):
-        alone = evaluate(request.of, _plain_outputs(request, batch[:1]), batch[:1], request.heads)[0]
-    together = scalars[0].detach()
+    together, drawn = _plain_scalars(request, batch)
+    if drawn:
+        return
     tolerance = 100 * torch.finfo(together.dtype).eps ** 0.75 * float(together.abs().max().clamp(min=1))
-    difference = float((alone - together).abs().max())
-    if difference > tolerance:
-        raise CoupledExamplesError(
-            f"The scalar of an example alone differs from its value beside another one, by {difference:.3g}: the model or "
-            f"of={request.of!r} mixes examples, and a per-example gradient does not exist."
-        )
+    for example in (0, len(batch) - 1):
+        alone, _ = _plain_scalars(request, batch[example : example + 1])
+        difference = float((alone[0] - together[example]).abs().max())
+        if difference > tolerance:
+            raise CoupledExamplesError(
+                f"The scalar of an example alone differs from its value beside others, by {difference:.3g}: the model or "
+                f"of={request.of!r} mixes examples, and a per-example gradient does not exist, or depends on how the batch is "
+                "split."
+            )
+
+
+def _plain_scalars(request: Request, batch: Batch) -> tuple[Tensor, bool]:
+    """Return scalars without graph, and whether random numbers were drawn."""
+    inner = request.inner
+    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)):
+        before = torch.get_rng_state()
+        scalars = evaluate(request.of, _plain_outputs(request, batch), batch, request.heads)
+        return scalars, not torch.equal(before, torch.get_rng_state())
 
 
 def _plain_outputs(request: Request, batch: Batch) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.engine._evaluate import evaluate
-from gradreg.engine._observe import Capture, grad_mode, observe
-from gradreg.engine._params import VMAP_FAULTS, default_chunk, vmap_gradients
-from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
-from gradreg.errors import GradregError
-from gradreg.model import Ensemble, SharedBase, aligned_heads, devices_of, preserved, swapped
-from gradreg.scalars import ScalarFunction, read_outputs
+from gradreg.engine._gradients import run
+from gradreg.engine._observe import grad_mode, observe
+from gradreg.engine._params import default_chunk
+from gradreg.engine._request import Points, Request, resolve
+from gradreg.engine._routes import Decision, decide
+from gradreg.errors import GradregWarning
+from gradreg.model import Ensemble, SharedBase, aligned_heads, devices_of, preserved
+from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Wrt
 
 # Shares of one plain forward+backward: the forward, and a pullback to activations alone (no weight gradients)
@@ -79,7 +81,7 @@ def plan(
 ) -> Plan:
     """Say which route `gradients` would take, its cost and the size of its result, and why not the others.
 
-    Runs one forward of at most two examples to learn shapes; nothing is changed.
+    Runs the call on two examples, to learn shapes and what is refused; nothing is changed.
 
     Args:
         model: As in `gradients`.
@@ -124,17 +126,16 @@ def plan(
         chunk_size=chunk_size,
         route=route,
     )
-    decision = decide(request)
-    if decision.params == "vmap" and request.route == "auto":
-        decision = _tried(request)
-    capture, scalar = _probe(request)
-    targets = tuple(scalar.shape[2 if request.over_heads else 1 :])
-    count = max(1, torch.Size(targets).numel())
+    decide(request)
+    few = _on_two(request)
+    decision = decide(request)  # now that vmap was tried
     shapes, total = {}, 0
-    for key, shape, dtype in _example_shapes(request, capture):
-        heads = (request.heads or 1,) if request.over_heads and key not in request.params else ()
-        shapes[key] = (*_leading(request), *heads, *targets, *shape)
-        total += torch.Size(shapes[key]).numel() * dtype.itemsize
+    for key, value in few.items():
+        shapes[key] = (
+            (*_leading(request), *value.shape[1:]) if request.per == "example" else (*_leading(request), *value.shape)
+        )
+        total += torch.Size(shapes[key]).numel() * value.dtype.itemsize
+    count = max(1, _targets(request, few).numel())
     return Plan(
         decision.route,
         _cost(request, decision, count),
@@ -145,23 +146,34 @@ def plan(
     )
 
 
-def _tried(request: Request) -> Decision:
-    """Run two examples under vmap, as `gradients` would find out, and decide again."""
-    two = {name: value[:2] if name in request.points.inputs else value for name, value in request.at.items()}
-    try:
-        vmap_gradients(replace(request, batch=request.batch[:2], at=two, differentiable=False))
-    except GradregError:
-        raise
-    except VMAP_FAULTS as refusal:
-        note_vmap_refusal(request, refusal_text(refusal))
-    return decide(request)
+def _on_two(request: Request) -> dict[str, Tensor]:
+    """Run the call on two examples, for its shapes and for what it refuses."""
+    inside = {name for name in request.at if name not in request.params}
+    small = replace(
+        request,
+        batch=request.batch[:2],
+        at={name: value[:2] if name in inside else value for name, value in request.at.items()},
+        per="example" if request.per == "example" else "batch",
+        mean=False,
+        differentiable=False,
+        chunk_size=None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradregWarning)
+        return run(small, decide(small))
 
 
-def _probe(request: Request) -> tuple[Capture, Tensor]:
-    small = request.batch[: min(2, len(request.batch))]
-    with grad_mode(), preserved(request.inner, devices_of(request.inner)), swapped(request.inner, request.at_params()):
-        capture = observe(request.model, small, request.points, copies=False)
-        return capture, evaluate(request.of, capture.outputs, capture.batch, request.heads)
+def _targets(request: Request, few: dict[str, Tensor]) -> torch.Size:
+    """Return the axes of targets of the result."""
+    inner, batch = request.inner, request.batch[:2]
+    if request.params:
+        name = next(iter(request.params))
+        shape = few[name].shape[1 if request.per == "example" else 0 :]
+        return shape[: len(shape) - request.params[name].dim()]
+    with grad_mode(), preserved(inner, devices_of(inner)):
+        capture = observe(request.model, batch, Points())
+        scalar = evaluate(request.of, capture.outputs, batch, request.heads)
+    return scalar.shape[2 if request.over_heads else 1 :]
 
 
 def _leading(request: Request) -> tuple[int, ...]:
@@ -169,23 +181,6 @@ def _leading(request: Request) -> tuple[int, ...]:
         return ()
     groups = request.batch.groups
     return (len(groups.unique()),) if request.per == "group" and groups is not None else (len(request.batch),)
-
-
-def _example_shapes(request: Request, capture: Capture) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    found: list[tuple[str, tuple[int, ...], torch.dtype]] = []
-    for name, value in capture.inputs.items():
-        found.append((name, tuple(value.shape[1:]), value.dtype))
-    if request.points.features:
-        features = capture.sources["features"]
-        found.append(("features", tuple(features.shape[1:]), features.dtype))
-    for key, recorded in capture.activations.items():
-        moved = recorded.tensor.movedim(recorded.batch_axis, 0)
-        found.append((key, tuple(moved.shape[1:]), moved.dtype))
-    if request.points.outputs:
-        outputs = read_outputs(capture.outputs, getattr(request.of, "output", None))
-        found.append(("outputs", tuple(outputs.shape[2 if request.over_heads else 1 :]), outputs.dtype))
-    found += [(name, tuple(parameter.shape), parameter.dtype) for name, parameter in request.params.items()]
-    return found
 
 
 def _cost(request: Request, decision: Decision, targets: int) -> float:

@@ -38,7 +38,7 @@ def pull(
     heads: int | None,
     *,
     differentiable: bool,
-    first_only: bool = False,
+    example: int | None = None,
 ) -> dict[str, Tensor]:
     """Pull one scalar back to recorded points: one pullback per target, for all heads together.
 
@@ -52,7 +52,7 @@ def pull(
         points: The points that are wanted, a subset of what was recorded.
         heads: The number of heads, or None.
         differentiable: Whether results carry a graph.
-        first_only: Pull back the first example's scalars alone.
+        example: Pull back the scalars of this example alone.
 
     Returns:
         From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
@@ -67,7 +67,7 @@ def pull(
     target_shape = scalar.shape[leading:]
     if scalar.requires_grad:
         flat = scalar.reshape(*scalar.shape[:leading], -1)
-        flat = flat[:1] if first_only else flat
+        flat = flat if example is None else flat[example : example + 1]
         columns = [
             own.added(
                 flat[..., t],

@@ -214,6 +214,8 @@ def resolve(
         raise GradregError(
             f"of={of!r} is not callable; use logit(i), loss(fn), ... or a function (outputs, batch) -> [n]."
         )
+    if at is not None and not isinstance(at, Mapping):
+        raise GradregError(f"at must be a mapping from result keys to values, found a {type(at).__name__}.")
     check_compatible(model, differentiable=differentiable)
     check_grad_possible(unwrap(model))
     batch = as_batch(batch)

@@ -11,9 +11,10 @@ from torch import nn
 from gradreg.engine._request import Request
 from gradreg.errors import RouteError
 from gradreg.model import train_mode_batch_norms
+from gradreg.scalars import scalar_key
 
-# Why vmap refused a model, in train and in eval mode, so that it is tried once
-_VMAP_REFUSALS: WeakKeyDictionary[nn.Module, dict[bool, str]] = WeakKeyDictionary()
+# Why vmap refused a model with a scalar, in train and in eval mode, so that it is tried once
+_VMAP_REFUSALS: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -101,7 +102,7 @@ def _vmap_refusal(request: Request, norms: list[str]) -> str | None:
     inside = [name for name in request.at if name not in request.params and name not in request.points.inputs]
     if inside:
         return f"at replaces {', '.join(map(repr, inside))} inside the model"
-    return _VMAP_REFUSALS.get(request.inner, {}).get(request.inner.training)
+    return _VMAP_REFUSALS.get(request.inner, {}).get(_refusal_key(request))
 
 
 def _norm_text(norms: list[str]) -> str:
@@ -118,6 +119,10 @@ def refusal_text(refusal: BaseException) -> str:
 def note_vmap_refusal(request: Request, reason: str) -> bool:
     """Remember that vmap refused the model; return whether this is news."""
     known = _VMAP_REFUSALS.setdefault(request.inner, {})
-    news = request.inner.training not in known
-    known[request.inner.training] = reason
+    news = not known
+    known[_refusal_key(request)] = reason
     return news
+
+
+def _refusal_key(request: Request) -> tuple[object, ...]:
+    return (*scalar_key(request.of), request.inner.training, request.randomness)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -15,15 +15,15 @@ from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._pull import pull
 from gradreg.engine._request import Points, head_count, resolve_points
-from gradreg.errors import GradregError
-from gradreg.model import check_compatible, unwrap
+from gradreg.errors import GradregError, InPlaceError
+from gradreg.model import all_modules, check_compatible, unwrap
 from gradreg.scalars import ScalarFunction, bind
 from gradreg.wrt import Params, Wrt, as_wrt
 
 Share = tuple[ScalarFunction, "Wrt | tuple[Wrt, ...]"]
 
-# Structures are checked at the first step with a model, not at every step
-_COMPATIBLE: WeakSet[nn.Module] = WeakSet()
+# Structures are checked at the first step with a model and when it has grown, not at every step
+_COMPATIBLE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 _SESSION: ContextVar[Session | None] = ContextVar("gradreg_session", default=None)
 
@@ -49,6 +49,8 @@ class Session:
         self._wanted: list[tuple[ScalarFunction, Points]] = []
         self._served: list[tuple[ScalarFunction, Points, dict[str, Tensor]]] = []
         self._capture: Capture | None = None
+        self._state: list[tuple[object, ...]] = []
+        self._versions: dict[int, int] = {}
         self.points = Points()
         self._resolved: dict[tuple[Wrt, ...], Points] = {}
         for of, wrt in shares:
@@ -58,9 +60,10 @@ class Session:
             points = self._points(items)
             self._wanted.append((bind(of, self.inner), points))
             self.points = self.points.merged(points)
-        if model not in _COMPATIBLE:
+        size = len(all_modules(model))
+        if _COMPATIBLE.get(model) != size:
             check_compatible(model, differentiable=True)
-            _COMPATIBLE.add(model)
+            _COMPATIBLE[model] = size
 
     @property
     def capture(self) -> Capture:
@@ -76,6 +79,7 @@ class Session:
                     fuse=self._only_scalar(),
                 )
             check_batch_axes(self.model, self.inner, self.batch, self._capture, self.points)
+            self._state = _state(self.inner)
         return self._capture
 
     def _only_scalar(self) -> ScalarFunction | None:
@@ -100,7 +104,10 @@ class Session:
     ) -> bool:
         """Whether a call is about this session's model and batch, in the way that the shared forward can answer."""
         same = batch is self.batch and (model is self.model or model is self.inner)
-        return same and per == "example" and not at and differentiable and route in ("auto", "capture")
+        if not (same and per == "example" and not at and differentiable and route in ("auto", "capture")):
+            return False
+        # a regularizer that moved parameters or modes for a while asks about another function than the captured one
+        return self._capture is None or _state(self.inner) == self._state
 
     def serve(self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]) -> dict[str, Tensor] | None:
         """Return gradients from the shared forward, or None where it did not record what is asked."""
@@ -116,10 +123,10 @@ class Session:
             if fused[0] != of:
                 return None
             check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
-            return {"features": fused[1]}
+            return self._handed_out({"features": fused[1]})
         for known, covered, results in self._served:
             if known == of and covered.covers(points):
-                return self._select(results, points)
+                return self._handed_out(self._select(results, points))
         wanted = points
         for announced, more in self._wanted:
             if announced == of:
@@ -128,7 +135,17 @@ class Session:
             results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
         check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
         self._served.append((of, wanted, results))
-        return self._select(results, points)
+        return self._handed_out(self._select(results, points))
+
+    def _handed_out(self, results: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return results that several regularizers may read, unless one of them wrote to them."""
+        for name, value in results.items():
+            if self._versions.setdefault(id(value), value._version) != value._version:
+                raise InPlaceError(
+                    f"The gradients {name!r} of this step were changed in place by one regularizer before another one read them; "
+                    "use out-of-place operations (g = g * 2 instead of g *= 2)."
+                )
+        return results
 
     def _points(self, items: tuple[Wrt, ...]) -> Points:
         if items not in self._resolved:
@@ -145,6 +162,17 @@ class Session:
             )
 
         return {key: value for key, value in results.items() if is_wanted(key)}
+
+
+def _state(inner: nn.Module) -> list[tuple[object, ...]]:
+    """Return what a forward depends on: identities and versions of parameters, and modes."""
+    return [
+        (
+            module.training,
+            *((id(tensor), tensor._version) for tensor in module._parameters.values() if tensor is not None),
+        )
+        for module in all_modules(inner)
+    ]
 
 
 @contextmanager

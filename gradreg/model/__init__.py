@@ -19,5 +19,7 @@ from gradreg.model._run_heads import aligned_heads as aligned_heads
 from gradreg.model._run_heads import tapped as tapped
 from gradreg.model._state import devices_of as devices_of
 from gradreg.model._state import preserved as preserved
+from gradreg.model._state import preserved_attributes as preserved_attributes
 from gradreg.model._state import preserved_random_state as preserved_random_state
+from gradreg.model._walk import all_modules as all_modules
 from gradreg.model._walk import any_trainable as any_trainable

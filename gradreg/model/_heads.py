@@ -57,6 +57,10 @@ class SharedBase(nn.Module):
         given = tap.override.get("features") if tap is not None else None
         features = self.features(*args, **kwargs) if given is None else given
         if tap is not None and tap.shift is not None:
+            if tap.shift.shape != features.shape:
+                raise HeadsError(
+                    f"A direction of the features has shape {tuple(tap.shift.shape)}; the features {tuple(features.shape)}."
+                )
             features = features + tap.shift
         return run_heads(self, self.heads, {"features": features}, lambda head, shared: head(shared["features"]), tap)
 

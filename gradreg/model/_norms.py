@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 class WrittenOutNorms(TorchFunctionMode):
     """Compute layer and instance normalization from means and variances inside the context.
 
-    Under `vmap(grad(...))` the batching rule of the fused backward treats the saved mean and deviation as constants, so that
-    differentiating its result again is wrong without any error (measured with torch 2.13: LayerNorm and InstanceNorm, not
-    GroupNorm, RMSNorm or eval BatchNorm). Written out, every order is right.
+    Their kernels treat the saved mean and deviation as constants in the third derivative, and under `vmap(grad(...))` already in
+    the second, so that what is differentiated again is wrong without any error (measured with torch 2.13; pytorch/pytorch#175754;
+    not so GroupNorm, RMSNorm or eval BatchNorm). Written out, every order is right. Low precision is computed in float32.
     """
 
     def __torch_function__(
@@ -71,8 +71,9 @@ def _from_input(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _normalized(input: Tensor, axes: list[int], eps: float) -> Tensor:
-    centered = input - input.mean(axes, keepdim=True)
-    return centered * (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
+    precise = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    centered = precise - precise.mean(axes, keepdim=True)
+    return (centered * (centered.square().mean(axes, keepdim=True) + eps).rsqrt()).to(input.dtype)
 
 
 def _affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ _VMAP_FROM = 4
 
 _TAP: ContextVar[Tap | None] = ContextVar("gradreg_tap", default=None)
 _REFUSALS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-_NOT_FUSED: WeakSet[nn.Module] = WeakSet()
+_NOT_FUSED: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Tap:
         one_by_one: Run the heads in a loop, so that hooks inside a head see ordinary tensors.
         fused: From a head, as a function of the features, to a function that gives the gradient of its scalar and its
             outputs: where one scalar alone is wanted at the features, one vmapped pass then gives both.
+        scalar: What tells that scalar from others.
     """
 
     owner: nn.Module
@@ -50,6 +51,7 @@ class Tap:
     argument_names: tuple[str, ...] = ()
     one_by_one: bool = False
     fused: Callable[[Callable[[Tensor], Any]], Callable[[Tensor], tuple[Tensor, Any]]] | None = None
+    scalar: object = None
     head: int | None = None
     run: HeadsRun | None = None
     sources: dict[str, Tensor] = field(default_factory=dict)
@@ -162,7 +164,7 @@ def _fused(
 
     The features are not copied, so that products with them stay one matrix product for all heads in every direction.
     """
-    if tap is None or tap.fused is None or owner in _NOT_FUSED:
+    if tap is None or tap.fused is None or tap.scalar in _NOT_FUSED.get(owner, ()):
         return None
     transform, features = tap.fused, shared["features"]
 
@@ -177,7 +179,7 @@ def _fused(
     except GradregError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        _NOT_FUSED.add(owner)
+        _NOT_FUSED.setdefault(owner, set()).add(tap.scalar)
         return None
     return HeadsRun(outputs, {}, gradients)
 
@@ -241,6 +243,10 @@ def _stacked(outputs: Sequence[Any]) -> Any:
             stacked.append(column[0])
             continue
         for position, value in enumerate(column):
+            if value.dtype != column[0].dtype:
+                raise HeadsError(
+                    f"Head {position} gives {value.dtype}, head 0 {column[0].dtype}; all heads must agree."
+                )
             if value.shape != column[0].shape:
                 raise HeadsError(
                     f"Head {position} gives outputs of shape {tuple(value.shape)}, head 0 of {tuple(column[0].shape)}. All "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+_IMMUTABLE = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TABLES = frozenset(vars(nn.Module())) - {"training"}
 _NOT_SETTINGS = frozenset(vars(nn.Module()))
@@ -25,11 +27,13 @@ class Alignment:
         names: First names of the distinct parameters and buffers of a head.
         states: Per head its tensors, in the order of the names.
         in_place: Whether a module of a head announces that it works in place.
+        live: Whether the tensors are the heads' own parameters, not stand-ins for the time of a call.
     """
 
     names: list[str]
     states: list[list[Tensor]]
     in_place: bool
+    live: bool
 
     def stacked(self) -> dict[str, Tensor]:
         """Stack the live parameters; `torch.func.stack_module_state` would make new leaves and lose the gradient."""
@@ -45,6 +49,7 @@ class _Snapshot:
 
     def __init__(self, heads: nn.ModuleList) -> None:
         self.heads = list(heads)
+        self.types = [(module, type(module)) for head in heads for module in _modules(head)]
         modules = [module for head in heads for module in _modules(head)]
         tables = [
             table
@@ -61,6 +66,7 @@ class _Snapshot:
             len(heads) == len(self.heads)
             and all(own is known for own, known in zip(heads, self.heads, strict=True))
             and not any(self.empty)
+            and all(type(module) is kind for module, kind in self.types)
             and all(len(table) == size for table, size in self.sizes)
             and all(table.get(key) is value for table, key, value in self.entries)
         )
@@ -77,7 +83,7 @@ def align(heads: nn.ModuleList) -> Alignment | str:
     if known is not None and known[0].holds(heads):
         return known[1]
     aligned = _compared(heads)
-    if isinstance(aligned, Alignment):
+    if isinstance(aligned, Alignment) and aligned.live:
         _KNOWN[heads] = (_Snapshot(heads), aligned)
     return aligned
 
@@ -110,30 +116,30 @@ def _compared(heads: nn.ModuleList) -> Alignment | str:
         [names[place] for place in kept],
         [[tensor for place in kept if (tensor := row[place]) is not None] for row in rows],
         any(getattr(module, "inplace", False) for module in first),
+        all(isinstance(tensor, nn.Parameter) for row in rows for tensor in row if tensor is not None),
     )
 
 
 def _modules(head: nn.Module) -> list[nn.Module]:
-    found = [head]
-    for module in found:
+    """Return the modules depth first, one that is reused as often as it is used."""
+    found, stack = [], [head]
+    while stack:
+        module = stack.pop()
+        found.append(module)
         if module._modules:
-            found += [child for child in module._modules.values() if child is not None]
+            stack += [child for child in reversed(module._modules.values()) if child is not None]
     return found
 
 
 def _modules_and_names(head: nn.Module) -> tuple[list[nn.Module], list[str]]:
     """Return the modules in the order of `_modules`, and the names of all their tensors."""
-    found, prefixes = [head], [""]
-    for module, prefix in zip(found, prefixes, strict=False):
-        children = [(name, child) for name, child in module._modules.items() if child is not None]
-        found += [child for _, child in children]
-        prefixes += [f"{prefix}{name}." for name, _ in children]
-    names = [
-        prefix + name
-        for module, prefix in zip(found, prefixes, strict=True)
-        for kind in (module._parameters, module._buffers)
-        for name in kind
-    ]
+    found, names, stack = [], [], [("", head)]
+    while stack:
+        prefix, module = stack.pop()
+        found.append(module)
+        names += [prefix + name for kind in (module._parameters, module._buffers) for name in kind]
+        children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+        stack += reversed(children)
     return found, names
 
 
@@ -181,11 +187,11 @@ def _same(module: nn.Module, other: nn.Module, settings: list[tuple[str, Any]]) 
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether two settings are, and stay, the same: the same object, or equal values that cannot change."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    try:
-        return bool(a == b)
-    except (RuntimeError, ValueError, TypeError):
-        return False
+    if type(a) is tuple or type(a) is frozenset:
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return isinstance(a, _IMMUTABLE) and bool(a == b)

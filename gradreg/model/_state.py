@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradreg.model._functional import cloned_buffers, swapped
+from gradreg.model._walk import all_modules
 
 
 @contextmanager
@@ -27,8 +28,28 @@ def preserved_random_state(devices: set[torch.device]) -> Iterator[None]:
 
 
 @contextmanager
+def preserved_attributes(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of all modules on exit: counters, caches and whatever else a forward writes to `self`.
+
+    Args:
+        model: The module.
+
+    Yields:
+        Nothing.
+    """
+    before = [(vars(module), dict(vars(module))) for module in all_modules(model)]
+    try:
+        yield
+    finally:
+        for attributes, saved in before:
+            if attributes.keys() != saved.keys() or any(attributes[name] is not saved[name] for name in saved):
+                attributes.clear()
+                attributes.update(saved)
+
+
+@contextmanager
 def preserved(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
-    """Run forwards without moving buffers or random streams, also when they raise.
+    """Run forwards without moving buffers, attributes or random streams, also when they raise.
 
     Args:
         model: The module; its forwards see copies of the buffers.
@@ -37,7 +58,7 @@ def preserved(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    with preserved_random_state(devices), swapped(model, cloned_buffers(model)):
+    with preserved_random_state(devices), preserved_attributes(model), swapped(model, cloned_buffers(model)):
         yield
 
 

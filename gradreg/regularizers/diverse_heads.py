@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Share, gradients
-from gradreg.errors import GradregError, UnboundedPenaltyWarning
+from gradreg.engine import Share, gradients, has_head_axis
+from gradreg.errors import GradregError, HeadsError, UnboundedPenaltyWarning
 from gradreg.penalties import SIMILARITIES, pairwise_alignment
 from gradreg.regularizers._base import Regularizer
 from gradreg.scalars import ScalarFunction, top_logit
@@ -92,6 +92,11 @@ class DiverseHeads(Regularizer):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the alignment of the heads' gradients."""
+        if self._first_call and not has_head_axis(model, batch, self.of):
+            raise HeadsError(
+                f"DiverseHeads compares heads, but of={self.of!r} on a {type(model).__name__} gives one value per example. Use a "
+                "SharedBase or an Ensemble, with a scalar of one head's outputs."
+            )
         found = gradients(model, batch, self.of, self.wrt, differentiable=True)
         if len(found) == 1:
             (gradient,) = found.values()

@@ -32,6 +32,7 @@ class Loss:
     output: str | int | None = None
     shift: bool | str = "auto"
     per_token: bool = False
+    axis: int | None = None
 
     def check_targets(self, outputs: Any, batch: Batch) -> None:
         """Refuse labels outside the classes of the outputs, of one head or of all."""
@@ -46,7 +47,14 @@ class Loss:
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the scalars, `[n]` or `[n, *targets]`."""
         name = "token_loss()" if self.per_token else "loss()"
-        predictions, targets = paired(outputs, read_targets(batch, name), output=self.output, shift=self.shift is True)
+        predictions, targets = paired(
+            outputs,
+            read_targets(batch, name),
+            output=self.output,
+            shift=self.shift is True,
+            axis=self.axis,
+            elementwise=isinstance(self.function, (_Unreduced, _UnreducedModule)),
+        )
         values = self.function(predictions, targets)
         n = len(batch)
         if not isinstance(values, Tensor) or values.dim() == 0 or values.shape[0] != n:
@@ -74,7 +82,12 @@ class Loss:
 
 
 def loss(
-    function: Callable[..., Any], mean: bool = False, *, output: str | int | None = None, shift: bool | str = "auto"
+    function: Callable[..., Any],
+    mean: bool = False,
+    *,
+    output: str | int | None = None,
+    shift: bool | str = "auto",
+    axis: int | None = None,
 ) -> Loss:
     """The loss of every example, from a loss function or module `(outputs, targets) -> values`.
 
@@ -88,6 +101,7 @@ def loss(
         output: Which output to read.
         shift: Compare the outputs at position t with the label at t + 1, as causal language models need;
             `"auto"` does so for causal language models only.
+        axis: The class axis of the outputs, where shapes do not tell it.
 
     Raises:
         ScalarError: If the callable fixes its own reduction; when called, if targets are missing or values come reduced.
@@ -97,16 +111,23 @@ def loss(
         >>> gr.loss(F.cross_entropy)(torch.zeros(3, 2), gr.Batch(torch.zeros(3, 1), torch.tensor([0, 1, 1])))
         tensor([0.6931, 0.6931, 0.6931])
     """
-    return Loss(unreduced(function), mean=mean, output=output, shift=_checked_shift(shift))
+    return Loss(unreduced(function), mean=mean, output=output, shift=_checked_shift(shift), axis=axis)
 
 
-def token_loss(function: Callable[..., Any], *, output: str | int | None = None, shift: bool | str = "auto") -> Loss:
+def token_loss(
+    function: Callable[..., Any],
+    *,
+    output: str | int | None = None,
+    shift: bool | str = "auto",
+    axis: int | None = None,
+) -> Loss:
     """The loss of every token, `[n, tokens]`; ignored labels (-100) give 0. With `shift`, one token fewer.
 
     Args:
         function: As in `loss`.
         output: Which output to read.
         shift: As in `loss`.
+        axis: As in `loss`.
 
     Raises:
         ScalarError: As in `loss`; also when called, if there is no token axis.
@@ -117,7 +138,7 @@ def token_loss(function: Callable[..., Any], *, output: str | int | None = None,
         >>> gr.token_loss(F.cross_entropy)(torch.zeros(1, 3, 2), batch)
         tensor([[0.6931, 0.6931, 0.0000]])
     """
-    return Loss(unreduced(function), output=output, shift=_checked_shift(shift), per_token=True)
+    return Loss(unreduced(function), output=output, shift=_checked_shift(shift), per_token=True, axis=axis)
 
 
 @dataclass(frozen=True)
@@ -133,17 +154,18 @@ class _Unreduced:
 
 @dataclass(frozen=True, eq=False)
 class _UnreducedModule:
-    """A loss module copied with reduction="none"; equal where the module it was made from is the same object."""
+    """A loss module called with reduction="none", with the settings it has at that moment; equal for the same object."""
 
-    module: nn.Module
     source: nn.Module
 
     @property
     def ignore_index(self) -> int:
-        return int(getattr(self.module, "ignore_index", IGNORED_LABEL))
+        return int(getattr(self.source, "ignore_index", IGNORED_LABEL))
 
     def __call__(self, outputs: Tensor, targets: Any) -> Tensor:
-        result: Tensor = self.module(outputs, targets)
+        module = copy.copy(self.source)
+        vars(module)["reduction"] = "none"
+        result: Tensor = module(outputs, targets)
         return result
 
     def __eq__(self, other: object) -> bool:
@@ -162,11 +184,7 @@ def unreduced(function: Callable[..., Any]) -> Callable[[Tensor, Any], Tensor]:
     if isinstance(function, (_Unreduced, _UnreducedModule)):
         return function
     if isinstance(function, nn.Module):
-        if not hasattr(function, "reduction"):
-            return function
-        module = copy.copy(function)
-        vars(module)["reduction"] = "none"
-        return _UnreducedModule(module, function)
+        return _UnreducedModule(function) if hasattr(function, "reduction") else function
     if not callable(function):
         raise ScalarError(f"loss() needs a function or module (outputs, targets) -> values, found {function!r}.")
     fixed = getattr(function, "keywords", {}).get("reduction", "none")

@@ -62,38 +62,63 @@ def read_targets(batch: Batch, name: str) -> Any:
     return batch.targets
 
 
-def paired(outputs: Any, targets: Any, *, output: str | int | None = None, shift: bool = False) -> tuple[Tensor, Any]:
+def paired(
+    outputs: Any,
+    targets: Any,
+    *,
+    output: str | int | None = None,
+    shift: bool = False,
+    axis: int | None = None,
+    elementwise: bool = False,
+) -> tuple[Tensor, Any]:
     """Return predictions and targets as the losses of torch expect them.
 
-    Shifted by one position for causal language models; with the class axis moved from the end to position 1 where the
+    Shifted by one position for causal language models; with the class axis moved to position 1 where it is named, or where
     predictions are `[n, ..., C]` for integer targets `[n, ...]`.
 
     Raises:
-        ScalarError: If regression targets would be broadcast against the predictions.
+        ScalarError: If regression targets would be broadcast, or the class axis cannot be told from the shapes.
     """
     class_last = not isinstance(outputs, Tensor)  # the outputs of HF models carry the classes last
     predictions = read_outputs(outputs, output)
     if shift:
         predictions, targets = predictions[:, :-1], targets[:, 1:]
         class_last = True
+    if axis is not None:
+        return predictions.movedim(axis, 1), targets
     if not isinstance(targets, Tensor):
         return predictions, targets
     if targets.is_floating_point():
-        if predictions.shape != targets.shape and predictions.squeeze().shape == targets.squeeze().shape:
+        alike = predictions.squeeze().shape == targets.squeeze().shape
+        if predictions.shape != targets.shape and (elementwise or alike):
             raise ScalarError(
                 f"Predictions {tuple(predictions.shape)} and targets {tuple(targets.shape)} would be broadcast against each "
                 "other; give the targets the shape of the predictions."
             )
     elif predictions.dim() >= 3 and targets.shape == predictions.shape[:-1]:
-        torch_convention = targets.shape == predictions.shape[:1] + predictions.shape[2:]
-        if class_last or not torch_convention:
-            predictions = predictions.movedim(-1, 1)
+        if not class_last and targets.shape == predictions.shape[:1] + predictions.shape[2:]:
+            raise ScalarError(
+                f"Outputs {tuple(predictions.shape)} with labels {tuple(targets.shape)}: the classes may lie on axis 1 or on the "
+                "last axis. Say which: loss(fn, axis=1) or loss(fn, axis=-1); as a task, a function that moves the axis."
+            )
+        predictions = predictions.movedim(-1, 1)
     return predictions, targets
 
 
 def bind(of: ScalarFunction, model: nn.Module) -> ScalarFunction:
     """Return the scalar with what it needs to know about the model."""
     return of.bind(model) if hasattr(of, "bind") else of
+
+
+def scalar_key(of: ScalarFunction) -> tuple[object, ...]:
+    """Return what tells a scalar from others without keeping it, and what it closes over, alive."""
+    code = getattr(of, "__code__", None)
+    if code is not None:
+        return (code,)  # a lambda that is made anew at every step is still the same scalar
+    try:
+        return (type(of), hash(of))
+    except TypeError:
+        return (type(of), id(of))
 
 
 def is_causal_language_model(model: nn.Module) -> bool:
