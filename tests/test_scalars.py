@@ -230,13 +230,16 @@ def test_token_loss_keeps_tokens() -> None:
         token_loss(F.cross_entropy)(Z, BATCH)
 
 
-def test_square_tokens_and_classes_follow_torch_for_tensors_and_class_last_for_objects() -> None:
+def test_square_tokens_and_classes_must_be_named_for_tensors_and_are_last_for_objects() -> None:
     square = torch.randn(2, 4, 4).double()
     labels = torch.tensor([[0, 1, 2, 3], [3, 3, 0, 1]])
     batch = Batch(torch.zeros(2, 1), labels)
     as_torch = F.cross_entropy(square, labels, reduction="none").sum(1)
     class_last = F.cross_entropy(square.transpose(1, 2), labels, reduction="none").sum(1)
-    assert torch.allclose(loss(F.cross_entropy)(square, batch), as_torch)
+    with pytest.raises(ScalarError, match=r"axis=1.*axis=-1"):
+        loss(F.cross_entropy)(square, batch)
+    assert torch.allclose(loss(F.cross_entropy, axis=1)(square, batch), as_torch)
+    assert torch.allclose(loss(F.cross_entropy, axis=-1)(square, batch), class_last)
     assert torch.allclose(loss(F.cross_entropy)(Output(square), batch), class_last)
 
 
