@@ -19,6 +19,7 @@ from gradreg.model import (
     Ensemble,
     SharedBase,
     Tap,
+    all_modules,
     call,
     differentiable_kernels,
     tapped,
@@ -133,6 +134,7 @@ def observe(
         CompatibilityError: If a wanted module was not called or gives no floating-point tensor.
     """
     inner = unwrap(model)
+    modules = all_modules(inner)
     at, shift = dict(at or {}), dict(shift or {})
     batch = usable(batch)
     capture = Capture(None, batch)
@@ -157,10 +159,12 @@ def observe(
     with ExitStack() as stack:
         recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
         stack.callback(recorder.remove)
-        recorder.attach(inner)
+        recorder.attach(inner, modules)
         stack.enter_context(tapped(tap))
         stack.enter_context(
-            differentiable_kernels(inner, twice=differentiable or transformed, written_out=differentiable)
+            differentiable_kernels(
+                inner, twice=differentiable or transformed, written_out=differentiable, modules=modules
+            )
         )
         outputs = call(model, capture.batch)
     capture.activations = recorder.named()
@@ -238,10 +242,10 @@ class _Recorder:
         self.found: dict[tuple[str, int], Recorded] = {}
         self.normalized: dict[Any, str] = {}
 
-    def attach(self, inner: nn.Module) -> None:
+    def attach(self, inner: nn.Module, modules: list[nn.Module]) -> None:
         # normalizations first: their hook must see the module's own output, before a point is made of it
         if not self.transformed:
-            for name in train_mode_batch_norms(inner):
+            for name in train_mode_batch_norms(inner, modules):
                 self.handles.append(inner.get_submodule(name).register_forward_hook(self._norm_hook(name)))
         for name in self.points.activations:
             self.handles.append(inner.get_submodule(name).register_forward_hook(self._hook(name)))

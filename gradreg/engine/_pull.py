@@ -66,16 +66,11 @@ def pull(
     leading = 1 if per_head is None else 2
     target_shape = scalar.shape[leading:]
     if scalar.requires_grad:
-        flat = scalar.reshape(*scalar.shape[:leading], -1)
-        flat = flat if example is None else flat[example : example + 1]
+        rows = scalar if example is None else scalar[example : example + 1]
+        each = rows.flatten(leading).unbind(leading) if target_shape else (rows,)
         columns = [
-            own.added(
-                flat[..., t],
-                targets,
-                _pull_one(flat[..., t].sum(), targets, capture, per_head, differentiable),
-                differentiable,
-            )
-            for t in range(flat.shape[-1])
+            own.added(one, targets, _pull_one(one.sum(), targets, capture, per_head, differentiable), differentiable)
+            for one in each
         ]
     else:
         nothing: list[Tensor | None] = [None] * len(targets)

@@ -49,7 +49,7 @@ class Session:
         self._wanted: list[tuple[ScalarFunction, Points]] = []
         self._served: list[tuple[ScalarFunction, Points, dict[str, Tensor]]] = []
         self._capture: Capture | None = None
-        self._state: list[tuple[object, ...]] = []
+        self._state: _State | None = None
         self._versions: dict[int, int] = {}
         self.points = Points()
         self._resolved: dict[tuple[Wrt, ...], Points] = {}
@@ -60,10 +60,10 @@ class Session:
             points = self._points(items)
             self._wanted.append((bind(of, self.inner), points))
             self.points = self.points.merged(points)
-        size = len(all_modules(model))
-        if _COMPATIBLE.get(model) != size:
+        self._modules = all_modules(self.inner)
+        if _COMPATIBLE.get(model) != len(self._modules):
             check_compatible(model, differentiable=True)
-            _COMPATIBLE[model] = size
+            _COMPATIBLE[model] = len(self._modules)
 
     @property
     def capture(self) -> Capture:
@@ -79,7 +79,7 @@ class Session:
                     fuse=self._only_scalar(),
                 )
             check_batch_axes(self.model, self.inner, self.batch, self._capture, self.points)
-            self._state = _state(self.inner)
+            self._state = _State(self._modules)
         return self._capture
 
     def _only_scalar(self) -> ScalarFunction | None:
@@ -107,7 +107,7 @@ class Session:
         if not (same and per == "example" and not at and differentiable and route in ("auto", "capture")):
             return False
         # a regularizer that moved parameters or modes for a while asks about another function than the captured one
-        return self._capture is None or _state(self.inner) == self._state
+        return self._state is None or self._state.holds()
 
     def serve(self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]) -> dict[str, Tensor] | None:
         """Return gradients from the shared forward, or None where it did not record what is asked."""
@@ -129,7 +129,7 @@ class Session:
                 return self._handed_out(self._select(results, points))
         wanted = points
         for announced, more in self._wanted:
-            if announced == of:
+            if announced == of and not wanted.covers(more):
                 wanted = wanted.merged(more)
         with grad_mode():
             results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
@@ -164,15 +164,23 @@ class Session:
         return {key: value for key, value in results.items() if is_wanted(key)}
 
 
-def _state(inner: nn.Module) -> list[tuple[object, ...]]:
-    """Return what a forward depends on: identities and versions of parameters, and modes."""
-    return [
-        (
-            module.training,
-            *((id(tensor), tensor._version) for tensor in module._parameters.values() if tensor is not None),
+class _State:
+    """What a forward depended on: identities and versions of parameters, and modes."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modes = [(vars(module), module.training) for module in modules]
+        self.parameters = [
+            (module._parameters, name, tensor, tensor._version)
+            for module in modules
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        ]
+
+    def holds(self) -> bool:
+        """Whether nothing has moved since."""
+        return all(attributes["training"] is mode for attributes, mode in self.modes) and all(
+            table.get(name) is tensor and tensor._version == version for table, name, tensor, version in self.parameters
         )
-        for module in all_modules(inner)
-    ]
 
 
 @contextmanager

@@ -25,9 +25,17 @@ def is_batch_norm(module: nn.Module) -> bool:
     return module.training or module.running_mean is None
 
 
-def train_mode_batch_norms(model: nn.Module) -> list[str]:
-    """Return the names of the modules that normalize over the batch at this moment."""
-    if not any(is_batch_norm(module) for module in all_modules(model)):
+def train_mode_batch_norms(model: nn.Module, modules: list[nn.Module] | None = None) -> list[str]:
+    """Return the names of the modules that normalize over the batch at this moment.
+
+    Args:
+        model: The model.
+        modules: Its modules, where they are known already.
+
+    Returns:
+        The names.
+    """
+    if not any(is_batch_norm(module) for module in modules or all_modules(model)):
         return []
     return [name for name, module in walk(model) if is_batch_norm(module)]
 

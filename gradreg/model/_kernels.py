@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from gradreg.model._norms import WrittenOutNorms
+from gradreg.model._norms import written_out_norms
 from gradreg.model._walk import all_modules
 
 
@@ -42,7 +42,9 @@ def _math_attention() -> Iterator[None]:
 
 
 @contextmanager
-def differentiable_kernels(model: nn.Module, *, twice: bool, written_out: bool = False) -> Iterator[None]:
+def differentiable_kernels(
+    model: nn.Module, *, twice: bool, written_out: bool = False, modules: list[nn.Module] | None = None
+) -> Iterator[None]:
     """Choose kernels for the forward inside.
 
     The inference path of `nn.TransformerEncoder` and `nn.MultiheadAttention` is always switched off: it looks at
@@ -53,7 +55,8 @@ def differentiable_kernels(model: nn.Module, *, twice: bool, written_out: bool =
     Args:
         model: The module whose forward runs inside.
         twice: Whether the result will be differentiated again, or transformed by vmap or jvp.
-        written_out: Whether layer and instance normalization are computed without their kernels (`WrittenOutNorms`).
+        written_out: Whether layer and instance normalization are computed without their kernels (`written_out_norms`).
+        modules: The modules of the model, where they are known already.
 
     Yields:
         Nothing.
@@ -70,5 +73,5 @@ def differentiable_kernels(model: nn.Module, *, twice: bool, written_out: bool =
             ):
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if written_out:
-            stack.enter_context(WrittenOutNorms())
+            stack.enter_context(written_out_norms(model, len(modules or all_modules(model))))
         yield

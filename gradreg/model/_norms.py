@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
@@ -19,10 +21,17 @@ class WrittenOutNorms(TorchFunctionMode):
     not so GroupNorm, RMSNorm or eval BatchNorm). Written out, every order is right. Low precision is computed in float32.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = False
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer calls of layer and instance normalization; pass all others on."""
+        if func not in _NORMS:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        self.used = True
         kwargs = kwargs or {}
         if func in (torch.layer_norm, F.layer_norm):
             return _layer_norm(*args, **kwargs)
@@ -35,6 +44,37 @@ class WrittenOutNorms(TorchFunctionMode):
         if func in (torch.instance_norm, F.instance_norm) and _from_input(func, args, kwargs):
             return _instance_norm(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+_NORMS = frozenset((torch.layer_norm, F.layer_norm, torch.native_layer_norm, torch.instance_norm, F.instance_norm))
+
+
+@contextmanager
+def written_out_norms(model: nn.Module, size: int) -> Iterator[None]:
+    """Enter `WrittenOutNorms` for a model that needs it.
+
+    The first forward of a model tells whether it normalizes so at all, also by functions; others then go without the mode,
+    which costs a call of Python per operation. A model that has grown, or changed its mode, is asked again.
+
+    Args:
+        model: The module whose forward runs inside.
+        size: The number of its modules.
+
+    Yields:
+        Nothing.
+    """
+    known = (size, model.training)
+    if _WITHOUT.get(model) == known:
+        yield
+        return
+    mode = WrittenOutNorms()
+    with mode:
+        yield
+    if not mode.used:
+        _WITHOUT[model] = known
+
+
+_WITHOUT: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
 
 
 def _layer_norm(
