@@ -10,12 +10,12 @@ of the resident set over one step, measured in a process of its own per contesta
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,9 @@ BATCH, SIZES, HIDDEN, CLASSES = 256, (1024, 512, 256), 64, 2
 Step = Callable[[], Tensor]
 
 
-def make_model(heads: int) -> gr.SharedBase:
+def make_model(heads: int, sizes: tuple[int, int, int]) -> gr.SharedBase:
     torch.manual_seed(0)
-    first, second, features = SIZES
+    first, second, features = sizes
     base = nn.Sequential(nn.Linear(first, second), nn.Softplus(), nn.Linear(second, features), nn.Softplus())
     make_head = lambda: nn.Sequential(nn.Linear(features, HIDDEN), nn.Softplus(), nn.Linear(HIDDEN, CLASSES))  # noqa: E731
     return gr.SharedBase(base, [make_head() for _ in range(heads)])
@@ -69,9 +69,9 @@ def by_hand(model: gr.SharedBase, x: Tensor, y: Tensor, similarity: str) -> Tens
     return task / len(gradients) + penalty / pairs
 
 
-def contestants(heads: int) -> dict[str, Step]:
-    model = make_model(heads)
-    x, y = torch.randn(BATCH, SIZES[0]), torch.randint(0, CLASSES, (BATCH,))
+def contestants(heads: int, sizes: tuple[int, int, int] = SIZES) -> dict[str, Step]:
+    model = make_model(heads, sizes)
+    x, y = torch.randn(BATCH, sizes[0]), torch.randint(0, CLASSES, (BATCH,))
     batch = gr.Batch(x, y)
 
     def gradreg_step(similarity: str) -> Step:
@@ -117,7 +117,7 @@ def measure(heads: int, rounds: int, slow_rounds: int) -> dict[str, float]:
 
 
 def peak(name: str, heads: int) -> float:
-    """Return the growth of peak memory over three steps in MiB, from a process of its own."""
+    """Return the growth of memory to its peak over two steps in MiB, from a process of its own."""
     command = [
         sys.executable,
         "-m",
@@ -130,12 +130,20 @@ def peak(name: str, heads: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def resident(key: str) -> float:
+    """Return a field of this process's memory in MiB: VmRSS now, VmHWM its peak (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) / 1024
+
+
 def print_peak(name: str, heads: int) -> None:
-    steps = contestants(heads)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        steps[name]()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    contestants(4, sizes=(8, 8, 8))[name]()  # what is imported at a first step is not the step's
+    step = contestants(heads)[name]
+    Path("/proc/self/clear_refs").write_text("5")  # start the peak anew; importing torch has a peak of its own
+    before = resident("VmRSS")
+    for _ in range(2):
+        step()
+    print(resident("VmHWM") - before)
 
 
 def main() -> None:
