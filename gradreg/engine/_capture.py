@@ -35,9 +35,7 @@ def capture_gradients(request: Request) -> dict[str, Tensor]:
             at = {name: value[start : start + size] for name, value in request.at_points().items()}
             whole = size >= len(request.batch)
             parts.append(_captured(request, request.batch if whole else request.batch[start : start + size], at))
-    check_independent(
-        request.model, request.inner, request.batch, request.of, request.points, request.heads, request.at_points()
-    )
+    check_independent(request.inner, request.batch, request.of, request.points, request.heads, request.at_points())
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -50,7 +48,7 @@ def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str
         if capture.fused is not None:
             check_targets(request.of, capture.outputs, capture.batch)
             return {"features": capture.fused[1]}
-        check_batch_axes(request.model, request.inner, batch, capture, request.points)
+        check_batch_axes(request.inner, batch, capture, request.points)
         return pull(
             request.inner, capture, request.of, request.points, request.heads, differentiable=request.differentiable
         )

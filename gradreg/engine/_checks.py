@@ -25,7 +25,6 @@ _VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDict
 
 
 def check_independent(
-    model: nn.Module,
     inner: nn.Module,
     batch: Batch,
     of: ScalarFunction,
@@ -35,7 +34,7 @@ def check_independent(
 ) -> None:
     """Refuse models and scalars that mix examples, by three examples: the first must not move with the others, nor the last.
 
-    Each pair of model and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
+    Each pair of model (without a wrapper, which would count the forward) and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
 
     Raises:
         CoupledExamplesError: If the gradient of one example's scalar reaches another example.
@@ -49,7 +48,7 @@ def check_independent(
     with grad_mode(), preserved(inner, devices_of(inner)), warnings.catch_warnings():
         warnings.simplefilter("ignore", DisconnectedWarning)
         try:
-            capture = observe(model, few, points, at={name: value[:3] for name, value in at.items()})
+            capture = observe(inner, few, points, at={name: value[:3] for name, value in at.items()})
         except (GradregError, RuntimeError, ValueError):
             return  # a model that fixes the size of its batch cannot be looked at in part
         for example in (0, len(few) - 1):
@@ -82,7 +81,7 @@ def closes_over(of: ScalarFunction, problem: Exception) -> ScalarError:
     )
 
 
-def check_batch_axes(model: nn.Module, inner: nn.Module, batch: Batch, capture: Capture, points: Points) -> None:
+def check_batch_axes(inner: nn.Module, batch: Batch, capture: Capture, points: Points) -> None:
     """Refuse activations whose batch axis is not the stated one, by a forward of one example fewer.
 
     Time-major networks and relative position biases have activations whose first axis is no example. Each activation of
@@ -105,7 +104,7 @@ def check_batch_axes(model: nn.Module, inner: nn.Module, batch: Batch, capture: 
     fewer = batch[: n - 1] if n > 1 else batch[[0, 0]]
     with grad_mode(), preserved(inner, devices_of(inner)):
         try:
-            probe = observe(model, fewer, points, copies=False)
+            probe = observe(inner, fewer, points, copies=False)
         except (GradregError, RuntimeError, ValueError):
             return  # a model that fixes the size of its batch; the axis had the right length
     for key, recorded in keys.items():
@@ -131,5 +130,5 @@ def has_head_axis(model: nn.Module, batch: Any, of: ScalarFunction) -> bool:
         return True
     few = as_batch(batch)[:2]
     with grad_mode(), preserved(inner, devices_of(inner)):
-        capture = observe(model, few, Points())
+        capture = observe(inner, few, Points())
         return evaluate(bind(of, inner), capture.outputs, few, head_count(inner)).dim() > 1

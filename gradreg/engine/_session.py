@@ -78,7 +78,7 @@ class Session:
                     protect=False,
                     fuse=self._only_scalar(),
                 )
-            check_batch_axes(self.model, self.inner, self.batch, self._capture, self.points)
+            check_batch_axes(self.inner, self.batch, self._capture, self.points)
             self._state = _State(self._modules)
         return self._capture
 
@@ -122,7 +122,7 @@ class Session:
         if fused is not None:
             if fused[0] != of:
                 return None
-            check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
+            check_independent(self.inner, self.batch, of, points, self.heads, {})
             return self._handed_out({"features": fused[1]})
         for known, covered, results in self._served:
             if known == of and covered.covers(points):
@@ -133,7 +133,7 @@ class Session:
                 wanted = wanted.merged(more)
         with grad_mode():
             results = pull(self.inner, self.capture, of, wanted, self.heads, differentiable=True)
-        check_independent(self.model, self.inner, self.batch, of, points, self.heads, {})
+        check_independent(self.inner, self.batch, of, points, self.heads, {})
         self._served.append((of, wanted, results))
         return self._handed_out(self._select(results, points))
 
