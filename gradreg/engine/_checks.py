@@ -34,7 +34,8 @@ def check_independent(
 ) -> None:
     """Refuse models and scalars that mix examples, by three examples: the first must not move with the others, nor the last.
 
-    Each pair of model (without a wrapper, which would count the forward) and scalar is looked at once. A mix that lies before `wrt` does no harm and is not found.
+    Each pair of scalar and model (without a wrapper, which would count the forward) is looked at once. A mix that lies before
+    `wrt` does no harm and is not found.
 
     Raises:
         CoupledExamplesError: If the gradient of one example's scalar reaches another example.
