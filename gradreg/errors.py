@@ -7,6 +7,8 @@ allowed and what to do.
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -92,6 +94,17 @@ class SlowRouteWarning(GradregWarning):
 
 class UnboundedPenaltyWarning(GradregWarning):
     """A penalty that has no lower bound keeps falling."""
+
+
+def warn(message: str, category: type[GradregWarning]) -> None:
+    """Warn at the line of the user's code, the first one outside gradreg and torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("gradreg", "torch"):
+            break
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def closest(name: str, candidates: Iterable[str], count: int = 5) -> str:

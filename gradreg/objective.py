@@ -49,13 +49,21 @@ class Objective(nn.Module):
         (['diversity', 'diversity/weight', 'loss', 'task'], 1)
     """
 
-    def __init__(self, task: Callable[[Any, Any], Tensor] | None, **regularizers: Regularizer) -> None:
+    def __init__(
+        self, task: Callable[[Any, Any], Tensor] | None, *unnamed: Regularizer, **regularizers: Regularizer
+    ) -> None:
         super().__init__()
+        if unnamed:
+            raise GradregError(
+                f"Regularizers need names for the logs: Objective(task, name={type(unnamed[0]).__name__}(...))."
+            )
         for name, regularizer in regularizers.items():
             if not isinstance(regularizer, Regularizer):
                 raise GradregError(
                     f"{name}={regularizer!r} is not a gradreg.Regularizer; subclass it and write forward(model, batch) -> scalar."
                 )
+            if "_first_call" not in vars(regularizer):
+                raise GradregError(f"{type(regularizer).__name__}.__init__ must call super().__init__(weight).")
             if name in ("loss", "task"):
                 raise GradregError(f"A regularizer may not be called {name!r}: the logs have an entry of that name.")
         if task is not None and not callable(task):
@@ -73,7 +81,7 @@ class Objective(nn.Module):
 
         Returns:
             The loss with graph (without, under `no_grad`), and a dictionary of detached values: `loss`, `task`, and per
-            regularizer its unweighted value and its weight.
+            regularizer `name`, its unweighted value where it was computed, and `name/weight`, which is 0 where not.
 
         Raises:
             NonFiniteLossError: If a part is NaN or infinite; step and part are named, and nothing was counted or moved.
@@ -86,7 +94,8 @@ class Objective(nn.Module):
                 f"No parameter of the {type(unwrap(model)).__name__} requires grad: there is nothing to train. Unfreeze some "
                 "(requires_grad_(True)), or evaluate under torch.no_grad()."
             )
-        active = self._active()
+        weighted = self._weighted()
+        active = {name: (regularizer, weight) for name, (regularizer, weight) in weighted.items() if weight != 0}
         shares = [share for regularizer, _ in active.values() for share in regularizer.shares()]
         parts: dict[str, Tensor] = {}
         with open_session(model, batch, shares) as session, grad_mode() if active else nullcontext():
@@ -103,24 +112,24 @@ class Objective(nn.Module):
                 self.step += 1
         total = total if wants_grad else total.detach()
         logs: dict[str, Any] = {"loss": total.detach(), **{name: part.detach() for name, part in parts.items()}}
-        logs.update({f"{name}/weight": weight for name, (_, weight) in active.items()})
+        logs.update({f"{name}/weight": weight for name, (_, weight) in weighted.items()})
         return total, logs
 
-    def _active(self) -> dict[str, tuple[Regularizer, float]]:
-        found: dict[str, tuple[Regularizer, float]] = {}
-        for name, regularizer in self.regularizers.items():
-            if isinstance(regularizer, Regularizer):
-                weight = weight_at(regularizer.weight, self.step, name)
-                if weight != 0:
-                    found[name] = (regularizer, weight)
-        return found
+    def _weighted(self) -> dict[str, tuple[Regularizer, float]]:
+        """Return the regularizers with their weights at this step."""
+        return {
+            name: (regularizer, weight_at(regularizer.weight, self.step, name))
+            for name, regularizer in self.regularizers.items()
+            if isinstance(regularizer, Regularizer)
+        }
 
     def _task(self, session: Session, batch: Batch) -> Tensor:
         task, shift = self.task, is_causal_language_model(session.inner)
         elementwise = isinstance(task, nn.modules.loss._Loss) or getattr(task, "__module__", "") == F.__name__
         if task is None or batch.targets is None:
             raise ScalarError(
-                "The task needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets)."
+                "The task needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets); a mapping "
+                f'targets are called "labels" (found {", ".join(map(repr, batch.input_names))}).'
             )
         outputs, targets = session.outputs, session.capture.batch.targets
         try:

@@ -17,7 +17,7 @@ Schedule: TypeAlias = Callable[[int], float]
 
 def _checked(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
-        raise GradregError(f"{name}={value!r}; a weight must be a finite number from 0.")
+        raise GradregError(f"{name}={value!r}; a weight must be a plain, finite number from 0 (float), or a schedule.")
     return float(value)
 
 

@@ -62,7 +62,8 @@ class Activations:
     `name#k` for the k-th call (counted from 0) of a module that is called several times in one forward.
 
     Args:
-        glob: Module names, for example `"encoder.layer.*"`; `"name#1"` picks one call.
+        glob: Module names, for example `"encoder.layer.*"`; `"name#1"` picks one call. `*` stays within a dotted segment, `**`
+            crosses segments, and a lone `"*"` means everything.
         batch_axis: The axis of the module's output that runs over examples. Results always have the example first.
 
     Example:
@@ -81,7 +82,11 @@ class Activations:
 class Params:
     """The trainable parameters whose names match a glob; frozen ones are left out.
 
-    A tied parameter is known by its first name and may be selected by any of its names.
+    In globs `*` stays within a dotted segment, `**` crosses segments, and a lone `"*"` means everything: `"head.*.weight"`,
+    `"**.weight"`, `"*"`. A tied parameter is known by its first name and may be selected by any of its names.
+
+    Args:
+        glob: Names of parameters.
 
     Example:
         >>> import torch, gradreg as gr
@@ -144,6 +149,12 @@ def match_names(glob: str, names: Iterable[str], what: str) -> list[str]:
     pattern = compile_glob(glob)
     found = [name for name in pool if pattern.fullmatch(name)]
     if not found:
-        crossing = " In globs * stays within a dotted segment; ** crosses." if "*" in glob and "**" not in glob else ""
+        crossing = ""
+        if "*" in glob and "**" not in glob:
+            wider = "**" + glob.lstrip("*") if glob.startswith("*") else glob.replace("*", "**")
+            fits = any(compile_glob(wider).fullmatch(name) for name in pool)
+            crossing = " In globs * stays within a dotted segment; ** crosses" + (
+                f": {wider!r} matches." if fits else "."
+            )
         raise UnknownNameError(f"No {what} matches {glob!r}; the closest are {closest(glob, pool)}.{crossing}")
     return found

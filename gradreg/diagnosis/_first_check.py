@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine import parameter_gradients
-from gradreg.errors import CompatibilityError, DetachedGradientError, ZeroSecondDerivativeWarning
+from gradreg.errors import CompatibilityError, DetachedGradientError, ZeroSecondDerivativeWarning, warn
 from gradreg.model import SharedBase, unwrap
 
 # Activations whose second derivative is zero almost everywhere
@@ -62,13 +60,12 @@ def first_check(name: str, model: nn.Module, batch: Batch, penalty: Tensor) -> N
         # names of the base's parameters, also where a parameter is tied to one of the heads
         base = {f"base.{key}" for key, parameter in inner.base.named_parameters() if parameter.requires_grad} & trained
         if base and not base & reached and trained & reached:
-            warnings.warn(_base_text(name, inner, found, base), ZeroSecondDerivativeWarning, stacklevel=4)
+            warn(_base_text(name, inner, found, base), ZeroSecondDerivativeWarning)
             return
     if trained and not reached:
-        warnings.warn(
+        warn(
             f"{name} sends exactly zero to every parameter of the {type(inner).__name__} on this batch.{_culprits(inner)}",
             ZeroSecondDerivativeWarning,
-            stacklevel=4,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from gradreg.engine._params import VMAP_FAULTS, check_on_few, loop_gradients, su
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
 from gradreg.engine._session import current_session
-from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning
+from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning, warn
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Params, Wrt
 
@@ -131,11 +130,10 @@ def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
             ) from refusal
         result = loop_gradients(request, joint=False)  # a fault of the model itself is raised again here
         if note_vmap_refusal(request, reason):
-            warnings.warn(
+            warn(
                 f"{type(request.inner).__name__} does not run under torch.func.vmap ({reason}); per-example gradients take "
                 "one forward and backward per example instead.",
                 SlowRouteWarning,
-                stacklevel=4,
             )
         return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture
 from gradreg.engine._request import Points
-from gradreg.errors import DisconnectedWarning
+from gradreg.errors import DisconnectedWarning, warn
 from gradreg.model import Ensemble
 from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
 
@@ -125,11 +124,10 @@ class _Direct:
 
 def warn_disconnected(of: ScalarFunction, keys: Iterable[str]) -> None:
     """Warn that a scalar does not depend on anything that it is differentiated with respect to."""
-    warnings.warn(
+    warn(
         f"of={of!r} does not depend on {', '.join(map(repr, keys))}: the gradient is zero. Is the path cut by detach() or "
         "no_grad(), or is another module on the path?",
         DisconnectedWarning,
-        stacklevel=6,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch, as_batch
-from gradreg.errors import BatchError, GradregError, HeadsError, UnknownNameError, closest
+from gradreg.errors import BatchError, GradregError, HeadsError, ScalarError, UnknownNameError, closest
 from gradreg.model import (
     Ensemble,
     SharedBase,
@@ -149,8 +150,12 @@ def resolve_points(inner: nn.Module, batch: Batch, wrt: tuple[Wrt, ...]) -> Poin
             points = points.merged(Points(inputs=_inputs(batch, item.name)))
         elif isinstance(item, Features):
             if not isinstance(inner, SharedBase):
+                if type(inner).__name__ == "OptimizedModule":
+                    raise HeadsError(
+                        "Features() needs a SharedBase; a compiled one hides it. Pass the uncompiled model (model._orig_mod)."
+                    )
                 raise HeadsError(
-                    f"Features() needs a SharedBase; the model is a {type(inner).__name__}. Use Inputs(), or "
+                    f"Features() needs a SharedBase; the model is: {type(inner).__name__}. Use Inputs(), or "
                     'Activations("<module>") for the output of one of its modules.'
                 )
             points = points.merged(Points(features=True))
@@ -214,6 +219,7 @@ def resolve(
         raise GradregError(
             f"of={of!r} is not callable; use logit(i), loss(fn), ... or a function (outputs, batch) -> [n]."
         )
+    _check_callable(of)
     if at is not None and not isinstance(at, Mapping):
         raise GradregError(f"at must be a mapping from result keys to values, found a {type(at).__name__}.")
     check_compatible(model, differentiable=differentiable)
@@ -245,6 +251,15 @@ def resolve(
     if "features" in request.at:
         _check_features(request)
     return request
+
+
+def _check_callable(of: ScalarFunction) -> None:
+    try:
+        inspect.signature(of).bind(None, None)
+    except ValueError:
+        return  # a builtin without a signature
+    except TypeError as problem:
+        raise ScalarError(f"of={of!r} is called as of(outputs, batch): {problem}.") from problem
 
 
 def _inputs(batch: Batch, name: str | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradreg.errors import HeadsError, closest
+from gradreg.errors import GradregWarning, HeadsError, closest, warn
 from gradreg.model._call import invoke
 from gradreg.model._run_heads import run_heads, tap_of
 
@@ -119,11 +119,21 @@ class Ensemble(nn.Module):
         return run_heads(self, self.models, shared, apply, tap)
 
 
-def _module_list(modules: Iterable[nn.Module], owner: str) -> nn.ModuleList:
+def _module_list(modules: Any, owner: str) -> nn.ModuleList:
+    if isinstance(modules, nn.Module) and not isinstance(modules, (nn.ModuleList, nn.Sequential)):
+        raise HeadsError(
+            f"{owner} needs a list of modules, found one {type(modules).__name__}; for one head give [head]."
+        )
     items = list(modules)
     if not items:
         raise HeadsError(f"{owner} needs at least one head; the list is empty.")
     for position, item in enumerate(items):
         if not isinstance(item, nn.Module):
             raise HeadsError(f"Head {position} of {owner} is a {type(item).__name__}, not a torch.nn.Module.")
+    if len({id(item) for item in items}) < len(items):
+        warn(
+            f"{owner} was given the same module more than once: such heads share all parameters and can never differ. Make them "
+            "apart, for example [make_head() for _ in range(K)].",
+            GradregWarning,
+        )
     return modules if isinstance(modules, nn.ModuleList) else nn.ModuleList(items)

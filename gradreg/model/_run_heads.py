@@ -162,11 +162,13 @@ def _fused(
 ) -> HeadsRun | None:
     """Run the heads and the gradients of their scalars in one vmapped pass; None where that is not asked for or refused.
 
-    The features are not copied, so that products with them stay one matrix product for all heads in every direction.
+    For features that carry no gradient (a frozen base): no gradient with respect to them is then computed in the backward.
     """
     if tap is None or tap.fused is None or tap.scalar in _NOT_FUSED.get(owner, ()):
         return None
     transform, features = tap.fused, shared["features"]
+    if features.requires_grad:
+        return None  # as fast through copies, which serve every scalar; behind a frozen base those would be differentiated too
 
     def one(state: dict[str, Tensor]) -> Any:
         with swapped(template, state):

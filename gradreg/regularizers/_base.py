@@ -71,6 +71,8 @@ class Regularizer(nn.Module, ABC):
         """
         batch = as_batch(batch)
         name = type(self).__name__
+        if "_first_call" not in vars(self):
+            raise GradregError(f"{name}.__init__ must call super().__init__(weight).")
         if self.needs_targets and batch.targets is None:
             raise GradregError(f"{name} needs targets, but the batch has none.")
         penalty = super().__call__(model, batch)

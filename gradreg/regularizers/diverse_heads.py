@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine import Share, gradients, has_head_axis
-from gradreg.errors import GradregError, HeadsError, UnboundedPenaltyWarning
+from gradreg.errors import GradregError, HeadsError, UnboundedPenaltyWarning, warn
 from gradreg.penalties import SIMILARITIES, pairwise_alignment
 from gradreg.regularizers._base import Regularizer
 from gradreg.scalars import ScalarFunction, top_logit
@@ -116,12 +115,11 @@ class DiverseHeads(Regularizer):
             self._floor = -100 * square * (pairs * n if self.reduction == "sum" else 1)
         elif float(penalty.detach()) < self._floor < 0:
             self._floor = float("-inf")
-            warnings.warn(
+            warn(
                 f"The heads' signed dot product fell to {float(penalty.detach()):.3g}, 100 times the squared norm "
                 "of the first gradients: it has no lower bound, and heads that oppose each other gain by growing. Use "
                 'similarity="cosine_squared", a smaller weight, or stop early.',
                 UnboundedPenaltyWarning,
-                stacklevel=3,
             )
 
     def extra_repr(self) -> str:

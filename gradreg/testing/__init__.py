@@ -1,1 +1,16 @@
-"""Helpers for tests: the naive truth to compare with, and a zoo of awkward models to compare on."""
+"""Helpers for tests: the naive truth to compare with, and a zoo of awkward models to compare on.
+
+Example:
+    >>> from gradreg import gradients
+    >>> from gradreg.testing import assert_same, reference, zoo
+    >>> case = zoo.case("tied_weights")
+    >>> model, batch = case.make_model(), case.make_batch()
+    >>> wrt = case.wrts["params"]
+    >>> assert_same(gradients(model, batch, case.of, wrt), reference.gradients(model, batch, case.of, wrt))
+"""
+
+from gradreg.testing import reference as reference
+from gradreg.testing import zoo as zoo
+from gradreg.testing.compare import assert_same as assert_same
+
+__all__ = ["assert_same", "reference", "zoo"]

@@ -257,3 +257,31 @@ def test_errors_name_the_way_out() -> None:
     norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     with pytest.raises(CoupledExamplesError):
         gr.plan(norm, x, gr.logit(0), gr.Inputs())
+
+
+def test_warnings_point_at_the_users_line() -> None:
+    model = gr.SharedBase(nn.Linear(4, 3), [nn.Linear(3, 3) for _ in range(2)]).double()
+    with pytest.warns(gr.ZeroSecondDerivativeWarning) as caught:
+        gr.Objective(F.cross_entropy, diversity=gr.regularizers.DiverseHeads())(model, small_batch())
+    assert caught[0].filename == __file__
+
+
+def test_misuse_is_named() -> None:
+    with pytest.raises(ScalarError, match=r"of\(outputs, batch\)"):
+        gr.gradients(net(), torch.randn(2, 4).double(), lambda outputs: outputs.sum(-1), gr.Inputs())
+    with pytest.raises(HeadsError, match=r"\[head\]"):
+        gr.SharedBase(nn.Linear(4, 3), nn.Linear(3, 2))
+    with pytest.raises(GradregError, match="need names"):
+        gr.Objective(F.cross_entropy, gr.regularizers.DiverseHeads())
+    with pytest.raises(gr.errors.UnknownNameError, match="weight' matches"):
+        gr.gradients(net(), torch.randn(2, 4).double(), gr.logit(0), gr.Params("*.*.weight"))
+
+    class Forgetful(gr.Regularizer):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+        def forward(self, model: nn.Module, batch: gr.Batch) -> Tensor:
+            return torch.zeros(())
+
+    with pytest.raises(GradregError, match=r"super\(\).__init__"):
+        gr.Objective(F.cross_entropy, forgetful=Forgetful())
