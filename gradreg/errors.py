@@ -100,10 +100,9 @@ def warn(message: str, category: type[GradregWarning]) -> None:
     """Warn at the line of the user's code, the first one outside gradreg and torch."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None:
-        frame = frame.f_back
+        frame, level = frame.f_back, level + 1
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("gradreg", "torch"):
             break
-        level += 1
     warnings.warn(message, category, stacklevel=level)
 
 
