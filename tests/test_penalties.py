@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from beartype import beartype
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError, jaxtyped
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -123,3 +125,11 @@ def test_bad_input() -> None:
         pairwise_alignment(torch.ones(2, 3, 3, dtype=torch.long))
     with pytest.raises(GradregError, match=r"\[n, K"):
         pairwise_alignment(torch.ones(3))
+
+
+@EVERY
+def test_annotated_shapes_are_true(similarity: str) -> None:
+    checked = jaxtyped(typechecker=beartype)(alignment_matrix)
+    assert checked(random(2, 3, 4, 5), similarity).shape == (2, 3, 3)
+    with pytest.raises(TypeCheckError):
+        checked(torch.randn(2), similarity)
