@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gradreg.errors import closest
 from gradreg.experiments.environment import gradreg_version
+from gradreg.experiments.failures import JobFailed
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -85,8 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hydra's parser refuses overrides on both sides of a flag; people write `gradreg train a=1 -m seed=0,1`.
     rest.sort(key=lambda argument: argument not in ("-m", "--multirun"))
     sys.argv = [f"gradreg {name}", *rest]
+    if command.config:
+        from gradreg.experiments.hints import null_lists
+
+        refused = null_lists(rest, command.config)
+        if refused:
+            print("\n".join(refused), file=sys.stderr)
+            return 1
     try:
         status = importlib.import_module(command.module).main()
+    except JobFailed:
+        raise  # Hydra took all overrides
     except SystemExit as stop:
         if stop.code and command.config:
             from gradreg.experiments.hints import override_hints

@@ -80,6 +80,8 @@ def _work(directory: RunDirectory, config: dict[str, Any], source: Any) -> None:
     started = time.perf_counter()
     device = choose_device(config["device"])
     data: Data = source.load(upper_bounds=bool(config["upper_bound"])).to(device)
+    # Now, not earlier: data that were refused may be corrected and tried again.
+    write_json(directory.path / "meta.json", {**directory.read("meta.json"), "data": source.fingerprint()})
     if config["batch_size"] > len(data.train):
         raise ConfigError(f"batch_size: {config['batch_size']} is more than the {len(data.train)} training examples.")
     plan = plan_arms(config, tuple(part for part in data.parts if part in data.upper_bounds))
@@ -144,7 +146,7 @@ def _begin(directory: RunDirectory, config: DictConfig, source: Any, overrides: 
     meta = {
         "seed": config.seed,
         "group": seedless_hash(config),
-        "data": source.fingerprint(),
+        "data": before.get("data"),  # known once they are read
         "overrides": list(overrides),
         "started": before.get("started", now()),
         **described,
@@ -155,7 +157,8 @@ def _begin(directory: RunDirectory, config: DictConfig, source: Any, overrides: 
 
 
 def _refuse_other_data(directory: RunDirectory, source: Any) -> None:
-    before = directory.read("meta.json")
+    """Compare with the data of the checkpoints to go on from; without any, the run starts anew on whatever there is."""
+    before = directory.read("meta.json") if directory.has_checkpoints or directory.status == "done" else None
     if before is not None and before["data"] != source.fingerprint():
         raise gr.errors.GradregError(
             f"The data changed since the run in {directory.path} began (fingerprint {before['data']}, now "
@@ -166,4 +169,7 @@ def _refuse_other_data(directory: RunDirectory, source: Any) -> None:
 def _show(directory: RunDirectory) -> float:
     log.info("\n%s", (directory.path / "results.md").read_text(encoding="utf-8"))
     log.info("Table, plots and checkpoints: %s", directory.path)
+    picture = directory.path / "plots" / "results.png"
+    if picture.exists():
+        log.info("%s", picture)
     return float(directory.read("results.json")["metric"])

@@ -14,6 +14,7 @@ import gradreg as gr
 from gradreg.experiments.arms import UPPER_BOUND
 from gradreg.experiments.data import Data
 from gradreg.experiments.files import write_atomically
+from gradreg.experiments.labels import arm_label
 from gradreg.experiments.run_directory import RunDirectory
 
 __all__ = ["draw"]
@@ -58,7 +59,7 @@ def _results(results: Mapping[str, Any], data: Data) -> Figure:
     for number, arm in enumerate(arms):
         heights = [results["arms"][arm]["parts"][part]["test"] for part in parts]
         positions = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
-        drawn = axes.bar(positions, heights, width * 0.9, color=_color(arm, number), label=arm.replace("_", " "))
+        drawn = axes.bar(positions, heights, width * 0.9, color=_color(arm, number), label=arm_label(arm))
         ink = "white" if arm == "penalty" else "#222222"
         size = 8 if len(arms) <= 4 else 6.5
         axes.bar_label(drawn, fmt="%.2f", fontsize=size, padding=-10, color=ink)  # inside, clear of the upper bound
@@ -94,7 +95,7 @@ def _strip(figure: Any, data: Data, per_class: int = 2, most: int = 6) -> None:
                 axes.add_patch(box)
     if data.boxes:
         figure.suptitle(
-            "outlined: what tells the label. All parts in training, a single one in each test set", fontsize=10
+            "outlined: the parts that tell the label; all in training, a single one in each test set", fontsize=10
         )
 
 
@@ -110,11 +111,10 @@ def _curves(rows: list[dict[str, Any]], data: Data) -> Figure:
         for number, name in enumerate(names):
             points = [(row["step"], row[panel]) for row in rows if row["arm"] == name and panel in row]
             if points:
-                axes.plot(*zip(*points, strict=True), color=_color(name, number), label=name.replace("_", " "))
-        axes.set_title(
-            "task loss" if panel == "task" else panel.replace("validation/", "best head, only "), fontsize=10
-        )
+                axes.plot(*zip(*points, strict=True), color=_color(name, number), label=arm_label(name))
+        axes.set_title(_title(panel), fontsize=10)
         axes.set_xlabel("step", fontsize=8)
+        axes.set_ylabel(_quantity(panel), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         if panel.startswith("validation/"):
             axes.set_ylim(1 / data.classes - 0.05, 1.02)
@@ -125,10 +125,22 @@ def _curves(rows: list[dict[str, Any]], data: Data) -> Figure:
     return figure
 
 
+def _title(panel: str) -> str:
+    if panel.startswith("validation/"):
+        return f"best head, only {panel.removeprefix('validation/')} predictive"
+    return "task loss" if panel == "task" else panel.replace("_", " ")
+
+
+def _quantity(panel: str) -> str:
+    if panel == "task":
+        return "loss, mean over heads"
+    return "validation accuracy" if panel.startswith("validation/") else "penalty, before its weight"
+
+
 def _all_heads(results: Mapping[str, Any], data: Data) -> Figure:
-    """Accuracy of each head on each part: which heads specialize."""
+    """Accuracy of each head where one part alone tells the label: which heads specialize."""
     arms = list(results["arms"])
-    figure = Figure(figsize=(9, 1.5 * len(arms) + 0.6), layout="constrained")
+    figure = Figure(figsize=(9, 1.5 * len(arms) + 0.9), layout="constrained")
     image = None
     for axes, arm in zip(figure.subplots(len(arms), 1, squeeze=False).flat, arms, strict=True):
         scores = np.array([results["arms"][arm]["parts"][part]["test_of_all_heads"] for part in results["parts"]])
@@ -136,7 +148,8 @@ def _all_heads(results: Mapping[str, Any], data: Data) -> Figure:
         image = axes.imshow(scores[:, order], aspect="auto", vmin=1 / data.classes, vmax=1, cmap="viridis")
         axes.set(xticks=[], yticks=range(len(results["parts"])))
         axes.set_yticklabels(results["parts"], fontsize=8)
-        axes.set_title(f"{arm.replace('_', ' ')}: {scores.shape[1]} heads, each a column", fontsize=9)
+        axes.set_title(f"{arm_label(arm)}: {scores.shape[1]} heads, each a column", fontsize=9)
+    figure.suptitle("rows: the part that alone tells the label", fontsize=9)
     figure.colorbar(image, ax=figure.axes, label="test accuracy")
     return figure
 

@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradreg.experiments.arms import UPPER_BOUND
+from gradreg.experiments.labels import arm_label
 
 __all__ = ["combine", "markdown", "markdown_table", "wrap"]
+
+_ID = (
+    " ID: test data in which all parts are predictive, over all heads (mean, best) and for the chosen heads in the order of "
+    "the columns."
+)
+_BOUND = " The upper bound is a model trained for that part alone."
 
 
 def combine(arms: Mapping[str, Mapping[str, Any]], parts: Sequence[str], selection: str, seed: int) -> dict[str, Any]:
@@ -38,7 +45,7 @@ def markdown(results: Mapping[str, Any], regularizers: Sequence[str]) -> str:
     parts = results["parts"]
     rows = [
         [
-            name,
+            arm_label(name),
             *(_number(arm["parts"][part]["test"]) for part in parts),
             _number(arm["id_mean"]),
             _number(arm["id_best"]),
@@ -47,19 +54,19 @@ def markdown(results: Mapping[str, Any], regularizers: Sequence[str]) -> str:
         ]
         for name, arm in results["arms"].items()
     ]
-    if any(value is not None for value in results["upper_bound"].values()):
+    bounded = any(value is not None for value in results["upper_bound"].values())
+    if bounded:
         rows.append(["upper bound", *(_number(results["upper_bound"][part]) for part in parts), "", "", "", ""])
+    in_distribution = any(arm["id_mean"] is not None for arm in results["arms"].values())
     header = ["best head when only this part is predictive", *parts, "ID mean", "ID best", "ID of chosen", "time"]
     penalties = ", ".join(regularizers) or "none selected: the penalized arms train like the others"
-    notes = [f"- `{name}`: {note}" for name, arm in results["arms"].items() for note in arm["notes"]]
+    notes = [f"- {arm_label(name)}: {note}" for name, arm in results["arms"].items() for note in arm["notes"]]
     lines = [
         *markdown_table(header, rows),
         "",
         wrap(
             "Accuracy on test data. The head for each part is chosen on validation data in which only that part is "
-            f"predictive (oracle selection; here: {results['selection']}). ID: test data in which all parts are "
-            "predictive, over all heads (mean, best) and for the chosen heads in the order of the columns. The upper "
-            "bound is a model trained for that part alone."
+            f"predictive (oracle selection; here: {results['selection']})." + in_distribution * _ID + bounded * _BOUND
         ),
         "",
         f"Regularizers: {penalties}. Seed: {results['seed']}.",
@@ -74,7 +81,9 @@ def wrap(text: str) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write a table whose columns also line up as plain text."""
+    """Write a table whose columns also line up as plain text; columns without any value are left out."""
+    filled = [n for n in range(len(header)) if not rows or any(set(row[n]) - set("- ") for row in rows)]
+    header, rows = [header[n] for n in filled], [[row[n] for n in filled] for row in rows]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from gradreg.errors import closest
+from gradreg.experiments.activations import ACTIVATIONS
+
 __all__ = ["train_problems"]
 
 _COUNTS = ("steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every")
@@ -27,6 +30,13 @@ def train_problems(config: Mapping[str, Any]) -> list[str]:
         problems.append("arms: nothing to train; select at least one, such as arms=[penalty], or keep upper_bound.")
     for key in ("base", "heads"):
         problems += _counts_of(key, config[key])
+    problems += _optimizer(config["optimizer"])
+    schedule = config["learning_rate_schedule"]
+    if schedule is not None and not (isinstance(schedule, Mapping) and "_target_" in schedule):
+        problems.append(
+            f"learning_rate_schedule: {schedule!r} is not allowed; allowed are null (a constant rate) or a mapping such as "
+            "{_target_: torch.optim.lr_scheduler.StepLR, _partial_: true, step_size: 100}."
+        )
     arms = {f"arms.{name}": arm for name, arm in config["arms"].items()}
     if config["upper_bound"]:
         arms["upper_bound"] = config["upper_bound"]
@@ -67,7 +77,26 @@ def _target(node: Any) -> str:
 def _counts_of(path: str, node: Any) -> list[str]:
     if not isinstance(node, Mapping):
         return [f"{path}: {node!r} describes no object; expected a _target_."]
-    return [p for key in _SIZES if node.get(key) is not None for p in _count(f"{path}.{key}", node[key])]
+    problems = [p for key in _SIZES if node.get(key) is not None for p in _count(f"{path}.{key}", node[key])]
+    activation = node.get("activation")
+    ours = _target(node).startswith("gradreg.")
+    if ours and isinstance(activation, str) and activation != "???" and activation not in ACTIVATIONS:
+        problems.append(
+            f"{path}.activation: {activation!r} is not allowed; allowed are {', '.join(ACTIVATIONS)}. Closest: "
+            f"{closest(activation, ACTIVATIONS, 1).partition(' (')[0]}."
+        )
+    return problems
+
+
+def _optimizer(node: Any) -> list[str]:
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return [
+            f"optimizer: {node!r} is not allowed; expected a mapping with _target_, such as torch.optim.Adam, and lr."
+        ]
+    rate = node.get("lr")
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and not (math.isfinite(rate) and rate >= 0):
+        return [f"optimizer.lr: {rate} is not allowed; allowed are finite numbers from 0 up."]
+    return []
 
 
 def _regularizer(path: str, name: str, node: Any) -> list[str]:

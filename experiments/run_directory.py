@@ -43,6 +43,11 @@ class RunDirectory:
                 return status
         return "unfinished" if (self.path / "meta.json").exists() else "new"
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether some training got as far as a checkpoint."""
+        return any(self.path.glob("arms/*/resume.pt"))
+
     def read(self, name: str) -> Any:
         """Read one of the JSON files, or None when it is absent."""
         return read_json(self.path / name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradreg.experiments.labels import arm_label
 from gradreg.experiments.report import markdown_table, wrap
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import IGNORED
@@ -57,7 +58,10 @@ def summary(group: Group) -> str:
         found = [result["arms"][arm] for result in group.results]
         columns = [[one["parts"][part]["test"] for one in found] for part in parts]
         rows.append(
-            [arm, *(map(_spread, [*columns, [one["id_mean"] for one in found], [one["id_best"] for one in found]]))]
+            [
+                arm_label(arm),
+                *(map(_spread, [*columns, [one["id_mean"] for one in found], [one["id_best"] for one in found]])),
+            ]
         )
     bounds = [[result["upper_bound"][part] for result in group.results] for part in parts]
     if any(value is not None for column in bounds for value in column):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from hydra.errors import CompactHydraException
 
 import gradreg as gr
@@ -58,12 +59,39 @@ def check(config: Mapping[str, Any], rules: Callable[[Mapping[str, Any]], list[s
         except Exception as error:  # constructors of users may raise anything; it is reported with the others
             cause = error.__cause__ or error  # Hydra wraps what the constructor raised
             problems.append(f"{path}: {cause}")
+    problems += _optimizer_problems(config, problems)
+    problems += _nothing_to_train(config, built.get("data"))
     problems = _distinct(problems)
     if problems:
         listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"The configuration has {count}; nothing was started.\n{listed}")
     return built
+
+
+def _optimizer_problems(config: Mapping[str, Any], known: list[str]) -> list[str]:
+    """Build optimizer and schedule over a parameter of no consequence, for they check their own values."""
+    supplied: dict[str, Any] = {"params": [torch.nn.Parameter(torch.zeros(2, 2))]}
+    for path, argument in (("optimizer", "optimizer"), ("learning_rate_schedule", "")):
+        node = config.get(path)
+        if not isinstance(node, Mapping) or any(problem.startswith(path) for problem in known):
+            return []
+        try:
+            supplied = {argument: build(node, **supplied)}
+        except Exception as error:  # see check
+            return [f"{path}: {error.__cause__ or error}"]
+    return []
+
+
+def _nothing_to_train(config: Mapping[str, Any], source: Any) -> list[str]:
+    """Refuse a run of upper bounds alone on data that bring no training sets for them."""
+    has_upper_bounds = getattr(source, "has_upper_bounds", None)  # other sources always have them
+    if config.get("arms") or not config.get("upper_bound") or has_upper_bounds is None or has_upper_bounds():
+        return []
+    return [
+        "arms: nothing to train; no arm is selected and the data bring no training set for an upper bound. Select at least "
+        "one arm, such as arms=[penalty]."
+    ]
 
 
 def _distinct(problems: list[str]) -> list[str]:

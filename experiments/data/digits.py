@@ -47,18 +47,26 @@ class DigitCollages:
         for name in ("examples", "validation_examples", "test_examples", "columns"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; allowed are 1, 2, 3, ...")
+        for name, one in (("pairs", "pair of digits"), ("contrast", "number"), ("noise", "number")):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                per = "part" if name == "pairs" else "pair"
+                raise DataError(f"{name} is {value!r}; expected a list with one {one} per {per}.")
         if not self.pairs or len(self.pairs) % self.columns:
             raise DataError(f"pairs names {len(self.pairs)} tiles, which do not fill rows of {self.columns} (columns).")
         for pair in self.pairs:
+            if not isinstance(pair, (list, tuple)) or not all(isinstance(digit, int) for digit in pair):
+                raise DataError(f"pairs holds {pair!r}; each pair is two different digits from 0 to 9, such as [3, 8].")
             if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= set(range(10)):
                 raise DataError(f"pairs holds {list(pair)}; each pair is two different digits from 0 to 9.")
         if len({tuple(pair) for pair in self.pairs}) < len(self.pairs):
             raise DataError(f"pairs names a pair of digits twice: {[list(pair) for pair in self.pairs]}.")
         for name in ("contrast", "noise"):
             values = getattr(self, name)
-            if len(values) != len(self.pairs) or min(values) < 0:
+            numbers = all(isinstance(value, (int, float)) and 0 <= value < float("inf") for value in values)
+            if len(values) != len(self.pairs) or not numbers:
                 raise DataError(
-                    f"{name} is {list(values)}; expected {len(self.pairs)} numbers from 0 up, one per tile."
+                    f"{name} is {list(values)}; expected a list of {len(self.pairs)} numbers from 0 up, one per pair."
                 )
 
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gradreg as gr
 
-__all__ = ["IN_DISTRIBUTION", "Data", "DataError", "batch_of", "halves"]
+__all__ = ["IN_DISTRIBUTION", "Data", "DataError", "batch_of", "check_layout", "halves"]
 
 IN_DISTRIBUTION = "id"  # name of the set in which every part is predictive, as in training
 
@@ -75,6 +75,28 @@ def batch_of(
     Raises:
         DataError: If the set is empty or disagrees in shape, dtype, range or length.
     """
+    check_layout(where, inputs, targets, shape)
+    inputs = inputs.float()
+    broken = ~torch.isfinite(inputs.flatten(1)).all(1)
+    if broken.any():
+        first = int(broken.nonzero()[0])
+        raise DataError(
+            f"{where}: {int(broken.sum())} of {len(inputs)} examples hold NaN, infinity or values beyond float32 "
+            f"(first: example {first}). Clean them first."
+        )
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or (classes is not None and high >= classes):
+        allowed = f"0 to {classes - 1}" if classes else "0, 1, 2, ..."
+        raise DataError(f"{where}: labels range from {low} to {high}; allowed are {allowed}.")
+    return gr.Batch(inputs, targets.long())
+
+
+def check_layout(where: str, inputs: Tensor, targets: Tensor, shape: tuple[int, ...] | None) -> None:
+    """Check shapes and dtypes of one set; the values are not read, so tensors on the device `meta` will do.
+
+    Raises:
+        DataError: If the set is empty or disagrees in shape, dtype or length.
+    """
     if inputs.dim() < 2:
         raise DataError(f"{where}: inputs have the shape {list(inputs.shape)}; expected [examples, ...features].")
     if inputs.numel() == 0:
@@ -88,23 +110,10 @@ def batch_of(
         raise DataError(f"{where}: inputs are {inputs.dtype}; expected floating point, for gradients need it.")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise DataError(f"{where}: targets are {targets.dtype}; expected integer class indices.")
-    inputs = inputs.float()
-    broken = ~torch.isfinite(inputs.flatten(1)).all(1)
-    if broken.any():
-        first = int(broken.nonzero()[0])
-        raise DataError(
-            f"{where}: {int(broken.sum())} of {len(inputs)} examples hold NaN, infinity or values beyond float32 "
-            f"(first: example {first}). Clean them first."
-        )
     if shape is not None and tuple(inputs.shape[1:]) != shape:
         raise DataError(
             f"{where}: an example has the shape {list(inputs.shape[1:])}, one of the training set {list(shape)}."
         )
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or (classes is not None and high >= classes):
-        allowed = f"0 to {classes - 1}" if classes else "0, 1, 2, ..."
-        raise DataError(f"{where}: labels range from {low} to {high}; allowed are {allowed}.")
-    return gr.Batch(inputs, targets.long())
 
 
 def halves(batch: gr.Batch) -> tuple[gr.Batch, gr.Batch]:

@@ -6,13 +6,14 @@ import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import gradreg as gr
 from gradreg.errors import closest
-from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, halves
+from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of, check_layout, halves
 
 __all__ = ["TensorFile"]
 
@@ -53,6 +54,11 @@ class TensorFile:
             raise DataError(f"path {self.path!r} is not an .npz file; write it with numpy.savez. Keys: {_LAYOUT}.")
         if self.classes is not None and self.classes < 2:
             raise DataError(f"classes is {self.classes}; allowed are 2, 3, ... or null.")
+        self._check_layout()
+
+    def has_upper_bounds(self) -> bool:
+        """Whether the file has training sets for upper bounds."""
+        return any(name.startswith("upper_bound_") for name in _headers(self.path))
 
     def fingerprint(self) -> str:
         """Identify the content of the file."""
@@ -62,10 +68,7 @@ class TensorFile:
     def load(self, upper_bounds: bool = True) -> Data:
         """Read and check all sets."""
         with np.load(self.path, allow_pickle=False) as archive:
-            try:
-                arrays = {name: archive[name] for name in archive.files}
-            except ValueError as error:  # arrays of Python objects
-                raise DataError(f"{self.path!r}: {error}. Store numeric arrays only.") from error
+            arrays = {name: archive[name] for name in archive.files}
         parts = self._check_names(set(arrays))
         train = self._set(arrays, "train", None, self.classes)
         classes = self.classes or int(train.targets.max()) + 1
@@ -82,6 +85,26 @@ class TensorFile:
             sets["validation"][part], sets["test"][part] = halves(sets["test"][part])
         selection = "validation sets of the file" if not missing else f"half of the test set for {', '.join(missing)}"
         return Data(parts, classes, train, sets["validation"], sets["test"], sets["upper_bound"], selection)
+
+    def _check_layout(self) -> None:
+        """Check names, shapes and dtypes by the headers of the arrays, all sets at once."""
+        headers = _headers(self.path)
+        self._check_names(set(headers))
+        problems = []
+        shape = headers["train_inputs"].shape[1:]
+        for name in sorted(name.removesuffix("_inputs") for name in headers if name.endswith("_inputs")):
+            pair = []
+            try:
+                for what in ("inputs", "targets"):
+                    header = headers[f"{name}_{what}"]
+                    self._check_dtype(f"{name}_{what}", header.dtype)
+                    kind = torch.from_numpy(np.empty(0, _readable(header.dtype))).dtype
+                    pair.append(torch.empty(header.shape, dtype=kind, device="meta"))
+                check_layout(f"{self.path} {name}", pair[0], pair[1], None if name == "train" else shape)
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            raise DataError("\n     ".join(problems))
 
     def _check_names(self, names: set[str]) -> tuple[str, ...]:
         parts = []
@@ -111,11 +134,39 @@ class TensorFile:
         tensors = []
         for what in ("inputs", "targets"):
             array = arrays[f"{name}_{what}"]
-            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-                raise DataError(
-                    f"{self.path!r}: {name}_{what} has the dtype {array.dtype}; expected numbers of at most 64 bits."
-                )
-            if array.dtype.kind == "u":  # torch has few operations for unsigned integers
-                array = array.astype(np.int64)
-            tensors.append(torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))))
+            tensors.append(torch.from_numpy(np.ascontiguousarray(array.astype(_readable(array.dtype)))))
         return batch_of(f"{self.path} {name}", *tensors, shape, classes)
+
+    def _check_dtype(self, name: str, dtype: np.dtype[Any]) -> None:
+        if dtype.kind == "O":
+            raise DataError(f"{self.path!r}: {name} holds Python objects. Store numeric arrays only.")
+        if dtype.kind not in "fiub" or dtype.itemsize > 8:
+            raise DataError(f"{self.path!r}: {name} has the dtype {dtype}; expected numbers of at most 64 bits.")
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _headers(path: str) -> dict[str, _Header]:
+    """Read shapes and dtypes of the arrays in an .npz file without their values."""
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                try:
+                    version = np.lib.format.read_magic(file)
+                    read = np.lib.format.read_array_header_1_0
+                    if version[0] > 1:
+                        read = np.lib.format.read_array_header_2_0
+                    shape, _, dtype = read(file)
+                except ValueError as error:
+                    raise DataError(f"{path!r}: {member!r} is no array ({error}). Write with numpy.savez.") from error
+            found[member.removesuffix(".npy")] = _Header(shape, dtype)
+    return found
+
+
+def _readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that torch reads: the native byte order, and signed integers, for unsigned ones can do little."""
+    return np.dtype(np.int64) if dtype.kind == "u" else dtype.newbyteorder("=")

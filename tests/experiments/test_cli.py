@@ -10,7 +10,7 @@ import pytest
 
 from gradreg.experiments import cli
 from gradreg.experiments.environment import gradreg_version
-from gradreg.experiments.hints import override_hints
+from gradreg.experiments.hints import null_lists, override_hints
 
 
 def call(folder, *arguments, module="gradreg.experiments.cli"):
@@ -52,6 +52,38 @@ def test_hints(override, expected):
     assert expected in hint
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [("data=tensors", "data.path=my.npz"), ("data=collages", "data.folder=here", "data.limit=3"), ("seed=1", "seed=1")],
+)
+def test_no_hints_for_keys_of_the_chosen_options(overrides):
+    assert override_hints(overrides, "train") == []
+
+
+def test_only_close_names_are_offered_and_each_once():
+    assert override_hints(["qqq=1", "qqq=1"], "train") == [
+        "The configuration has no 'qqq'. `--cfg job` shows all keys."
+    ]
+    assert override_hints(["lr=1"], "train") == ["The configuration has no 'lr'. Closest: 'optimizer.lr'."]
+
+
+def test_null_for_a_list_of_options_is_refused():
+    (problem,) = null_lists(["regularizer=null", "arms=[]", "proximal=null", "base=trainable", "-m"], "train")
+    assert problem.startswith("regularizer: null is not allowed")
+    assert problem.endswith("'regularizer=[]'.")
+
+
+def test_failed_jobs_of_a_sweep_are_listed_after_the_table(tmp_path):
+    given = ("experiment=smoke", "plots=false", "arms=[penalty]", "upper_bound=null")
+    done = call(tmp_path, "train", "-m", *given, "batch_size=16,65", "seed=0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "HYDRA_FULL_ERROR" not in done.stderr
+    assert "Test accuracy, seed 0" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "1 of 2 jobs failed: " in line]
+    assert "batch_size=65 seed=0: batch_size: 65 is more than the 64 training examples" in line
+
+
 def test_sweep_from_another_folder_with_own_configuration(tmp_path):
     mine = tmp_path / "mine" / "experiment"
     mine.mkdir(parents=True)
@@ -86,4 +118,6 @@ def test_refused_configuration_is_shown_without_traceback(tmp_path):
     assert done.returncode == 1
     assert "steps: 0 is not allowed" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "HYDRA_FULL_ERROR" not in done.stderr
+    assert "Closest" not in done.stderr
     assert not list((tmp_path / "runs").iterdir())

@@ -37,7 +37,8 @@ def test_every_option_file_is_valid(group, tmp_path, monkeypatch, compose_train)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "published" / "train-all").mkdir(parents=True)
     (tmp_path / "published" / "test-mnist").mkdir()
-    np.savez("arrays.npz", train_inputs=np.zeros((2, 2)))
+    inputs, targets = np.zeros((2, 2)), np.arange(2)
+    np.savez("arrays.npz", train_inputs=inputs, train_targets=targets, test_a_inputs=inputs, test_a_targets=targets)
     needs = {"collages": ["data.folder=published"], "tensors": ["data.path=arrays.npz"]}
     for option in options(group):
         value = f"[{option}]" if group in ("arms", "regularizer") else option
@@ -113,6 +114,17 @@ def test_all_problems_at_once_with_path_and_closest_match(problems_of):
         (["data.pairs=[[0,0],[1,2],[3,4],[5,6]]"], "two different digits"),
         (["data.noise=[0]"], "noise is [0]"),
         (["regularizers.diverse_heads.similarity=cosin"], "cosin"),
+        (["data.noise=3"], "data: noise is 3; expected a list with one number per pair"),
+        (["data.pairs=[1,2,3,4]"], "pairs holds 1"),
+        (["optimizer.lr=-1"], "optimizer.lr: -1 is not allowed"),
+        (["+optimizer.eps=-1"], "optimizer: Invalid epsilon value: -1"),
+        (["heads.activation=rleu"], "Closest: 'relu'"),
+        (["learning_rate_schedule=foo"], "learning_rate_schedule: 'foo' is not allowed; allowed are null"),
+        (
+            ["learning_rate_schedule={_target_: torch.optim.lr_scheduler.StepLR, _partial_: true, step_size: x}"],
+            "learning_rate_schedule",
+        ),
+        (["data=tensors", "data.path=absent.npz", "optimizer.lr=-1"], "2 problems"),
         (["+data.exampels=3"], "Closest: 'examples'"),
     ],
 )

@@ -13,6 +13,7 @@ from safetensors import safe_open
 import gradreg as gr
 from gradreg.experiments import job, loop
 from gradreg.experiments.files import locked
+from gradreg.experiments.labels import arm_label
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import content_hash
 
@@ -64,7 +65,7 @@ def test_results(finished):
             assert 0 <= found["id"] <= arm["id_best"] <= 1
     assert all(0 <= bound <= 1 for bound in results["upper_bound"].values())
     table = (finished.path / "results.md").read_text()
-    assert all(arm in table for arm in ARMS)
+    assert all(arm_label(arm) in table for arm in ARMS)
     assert "(oracle" in table
 
 
@@ -188,6 +189,40 @@ def test_changed_data_are_refused(tmp_path, arrays, run_train):
     np.savez(file, **{**arrays, "train_inputs": arrays["train_inputs"] + 1})
     with pytest.raises(gr.errors.GradregError, match="data changed"):
         run_train(tmp_path / "runs", *overrides)
+
+
+def test_corrected_data_are_accepted_while_nothing_was_trained(tmp_path, arrays, run_train):
+    import numpy as np
+
+    file = tmp_path / "my.npz"
+    np.savez(file, **{**arrays, "train_targets": arrays["train_targets"] * 0})
+    overrides = ("data=tensors", f"data.path={file}", "base.components=4", "arms=[no_penalty]", "upper_bound=null")
+    with pytest.raises(gr.errors.GradregError, match="one class only"):
+        run_train(tmp_path / "runs", *overrides)
+    np.savez(file, **arrays)
+    run = run_train(tmp_path / "runs", *overrides)
+    assert run.status == "done"
+    assert run.read("meta.json")["data"]
+
+
+def test_no_arm_and_no_upper_bound_data_is_refused_before_a_folder_exists(tmp_path, arrays, run_train):
+    import numpy as np
+
+    np.savez(tmp_path / "my.npz", **arrays)
+    with pytest.raises(gr.errors.GradregError, match="arms: nothing to train"):
+        run_train(tmp_path / "runs", "data=tensors", f"data.path={tmp_path / 'my.npz'}", "arms=[]")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_empty_columns_and_their_legend_are_left_out(started, arrays, tmp_path):
+    import numpy as np
+
+    file = tmp_path / "my.npz"
+    np.savez(file, **{name: array for name, array in arrays.items() if "_id_" not in name})
+    run = started("data=tensors", f"data.path={file}", "base.components=4", "arms=[penalty]")
+    table = (run.path / "results.md").read_text()
+    assert "ID" not in table
+    assert "upper bound" not in table
 
 
 def test_too_large_batch_is_refused_before_training(tmp_path, run_train):
