@@ -64,7 +64,7 @@ def pairwise_alignment(
     n, heads, _ = flat.shape
     with _full_precision(flat):
         if similarity == "dot" and reduction != "none" and heads > 2:
-            total = _PairSum.apply(flat)
+            total, _ = _PairSum.apply(flat)
         else:
             sums = _pair_sums(flat, similarity, eps)
             total = sums if reduction == "none" else sums.sum()
@@ -211,35 +211,37 @@ class _PairSum(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(flat: Tensor) -> Tensor:
+    def forward(flat: Tensor) -> tuple[Tensor, Tensor]:
         # the engine hands over [n, K, d] as a view of [K, n, d]; in that order the memory is contiguous
-        rows = _by_memory(flat).reshape(-1)
-        return (flat.sum(1).square().sum() - torch.dot(rows, rows)) / 2
+        rows, total = _by_memory(flat).reshape(-1), flat.sum(1)
+        return (total.square().sum() - torch.dot(rows, rows)) / 2, total
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
         ctx.save_for_forward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        (flat,) = ctx.saved_tensors
+    def backward(ctx: Any, cotangent: Tensor, _: Any) -> Tensor:
+        flat, total = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            total = flat.sum(1)  # to be differentiated again, it must come from the gradients
         rows = _by_memory(flat)
         turned = rows is not flat
-        total = flat.sum(1) * cotangent
+        total = total * cotangent
         result = torch.addcmul(total if turned else total.unsqueeze(1), rows, cotangent, value=-1)
         return result.transpose(0, 1) if turned else result
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
         (flat,) = ctx.saved_tensors
-        result: Tensor = ((flat.sum(1, keepdim=True) - flat) * tangent).sum()
-        return result
+        return ((flat.sum(1, keepdim=True) - flat) * tangent).sum(), None
 
 
-for _function in (_Gram, _PairSum):
+for _forward in (_Gram.forward, _PairSum.forward):
     # torch asks for the signature at every call of such a function; worked out once, small penalties cost half
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+    vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
 def _by_memory(flat: Tensor) -> Tensor:
