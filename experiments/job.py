@@ -47,7 +47,7 @@ def run(config: DictConfig, folder: Path, overrides: Sequence[str] = ()) -> floa
     Raises:
         ConfigError: If the configuration is wrong; nothing is left behind then.
     """
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]  # a mapping, as the file is one
     try:
         source = check(plain, train_problems)["data"]
     except ConfigError:

@@ -32,7 +32,10 @@ def make_model(heads: int, sizes: tuple[int, int, int]) -> gr.SharedBase:
     torch.manual_seed(0)
     first, second, features = sizes
     base = nn.Sequential(nn.Linear(first, second), nn.Softplus(), nn.Linear(second, features), nn.Softplus())
-    make_head = lambda: nn.Sequential(nn.Linear(features, HIDDEN), nn.Softplus(), nn.Linear(HIDDEN, CLASSES))  # noqa: E731
+
+    def make_head() -> nn.Module:
+        return nn.Sequential(nn.Linear(features, HIDDEN), nn.Softplus(), nn.Linear(HIDDEN, CLASSES))
+
     return gr.SharedBase(base, [make_head() for _ in range(heads)])
 
 

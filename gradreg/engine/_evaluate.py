@@ -12,9 +12,8 @@ from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
 from gradreg.errors import GradregError
+from gradreg.model import VMAP_FROM
 from gradreg.scalars import AcrossHeads, ScalarFunction, check_scalar
-
-_VMAP_FROM = 4
 
 
 def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis: int) -> Tensor:
@@ -29,14 +28,14 @@ def map_heads(function: Callable[[Any], Tensor], outputs: Any, heads: int, axis:
     Returns:
         The stacked results.
     """
-    if isinstance(outputs, Tensor) and heads < _VMAP_FROM:
+    if isinstance(outputs, Tensor) and heads < VMAP_FROM:
         return torch.stack([function(own) for own in (outputs[:, k] for k in range(heads))], axis)
     leaves, structure = pytree.tree_flatten(outputs)
 
     def one(*own: Any) -> Tensor:
         return function(pytree.tree_unflatten(list(own), structure))
 
-    if heads >= _VMAP_FROM:
+    if heads >= VMAP_FROM:
         axes = tuple(1 if isinstance(leaf, Tensor) else None for leaf in leaves)
         try:
             values: Tensor = vmap(one, in_dims=axes, out_dims=axis, randomness="different")(*leaves)

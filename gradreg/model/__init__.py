@@ -12,7 +12,7 @@ from gradreg.model._functional import swapped as swapped
 from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import SharedBase as SharedBase
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
-from gradreg.model._norms import WrittenOutNorms as WrittenOutNorms
+from gradreg.model._run_heads import VMAP_FROM as VMAP_FROM
 from gradreg.model._run_heads import HeadsRun as HeadsRun
 from gradreg.model._run_heads import Tap as Tap
 from gradreg.model._run_heads import aligned_heads as aligned_heads

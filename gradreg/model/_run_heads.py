@@ -20,7 +20,7 @@ from gradreg.model._similarity import Alignment, align
 from gradreg.model._walk import all_modules
 
 # Below this, one pass per head is cheaper than stacking parameters and running vmap (experiments/benchmarks/diverse_heads.py)
-_VMAP_FROM = 4
+VMAP_FROM = 4
 
 _TAP: ContextVar[Tap | None] = ContextVar("gradreg_tap", default=None)
 _REFUSALS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -118,8 +118,8 @@ def run_heads(
 
 def aligned_heads(owner: nn.Module, heads: nn.ModuleList, tap: Tap | None = None) -> Alignment | str:
     """Return the heads aligned for one vmapped pass, or say why they are run one by one."""
-    if len(heads) < _VMAP_FROM:
-        return f"{len(heads)} heads are fewer than {_VMAP_FROM}"
+    if len(heads) < VMAP_FROM:
+        return f"{len(heads)} heads are fewer than {VMAP_FROM}"
     if tap is not None and tap.one_by_one:
         return "activations inside heads are wanted"
     return _REFUSALS.get(owner) or align(heads)

@@ -88,8 +88,8 @@ def _batch_norm_base() -> SharedBase:
 def _batch_norm_heads() -> SharedBase:
     def head() -> nn.Module:
         norm = nn.BatchNorm1d(3)
-        nn.init.uniform_(norm.running_mean)  # type: ignore[arg-type]
-        nn.init.uniform_(norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_mean)  # type: ignore[arg-type]  # torch types it as optional
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]  # torch types it as optional
         return nn.Sequential(nn.Linear(4, 3), norm, nn.Tanh(), nn.Linear(3, 2))
 
     return SharedBase(mlp(3, 4), [head() for _ in range(4)])

@@ -60,7 +60,8 @@ def _frozen_transformer() -> nn.Module:
     return models.Transformer(norm_first=False).requires_grad_(False)
 
 
-_TOKENS = lambda data: Batch(data.normal(4, 4), data.integers(2))  # noqa: E731
+def _sequences(data: Data) -> Batch:
+    return Batch(data.normal(4, 4), data.integers(2))
 
 
 def _token_ids(causal: bool) -> Callable[[Data], Batch]:
@@ -232,7 +233,7 @@ PLAIN_CASES: tuple[Case, ...] = (
         make_case(
             f"transformer_norm_{'first' if norm_first else 'last'}",
             functools.partial(models.Transformer, norm_first),
-            _TOKENS,
+            _sequences,
             loss(F.cross_entropy),
             tags="attention",
             inputs=Inputs(),
@@ -244,7 +245,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     make_case(
         "frozen_transformer",
         _frozen_transformer,
-        _TOKENS,
+        _sequences,
         logit(0),
         tags="attention",
         inputs=Inputs(),
@@ -264,7 +265,13 @@ PLAIN_CASES: tuple[Case, ...] = (
         for weights in (False, True)
     ),
     make_case(
-        "bare_attention", models.BareAttention, _TOKENS, logit(1), tags="attention", inputs=Inputs(), params=ALL_PARAMS
+        "bare_attention",
+        models.BareAttention,
+        _sequences,
+        logit(1),
+        tags="attention",
+        inputs=Inputs(),
+        params=ALL_PARAMS,
     ),
     make_case("autoencoder", lambda: mlp(3, 2, 3), vectors(3), reconstruction, **EVERYWHERE),
     make_case("weight_norm", _weight_norm, vectors(3), logit(1), inputs=Inputs(), params=ALL_PARAMS),

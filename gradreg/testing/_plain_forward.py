@@ -236,7 +236,7 @@ def _parameters_at(model: nn.Module, at: Mapping[str, Tensor]) -> Iterator[None]
                 swapped.append((module, name, parameter))
     try:
         for module, name, parameter in swapped:
-            module._parameters[name] = at[canonical[id(parameter)]]  # type: ignore[assignment]
+            module._parameters[name] = at[canonical[id(parameter)]]  # type: ignore[assignment]  # a plain tensor for a while
             _refresh(module)
         yield
     finally:

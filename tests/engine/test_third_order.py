@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradreg as gr
+from gradreg.testing import assert_same, reference
 
 
 class Functional(nn.Module):
@@ -67,3 +68,13 @@ def test_gradient_of_a_curvature_penalty(make: Callable[[], nn.Module], inside: 
             for p, d in zip(model.parameters(), direction, strict=True):
                 p.sub_(d, alpha=sign * step)
     torch.testing.assert_close(slope, (sides[0] - sides[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen base", "trained base"])
+def test_normalizing_heads_behind_a_base(frozen: bool) -> None:
+    """Behind a frozen base the gradients come with the heads' pass by vmap(grad), where kernels of norms are wrong."""
+    heads = [nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2)) for _ in range(5)]
+    model = gr.SharedBase(nn.Linear(3, 4).requires_grad_(not frozen), heads).double()
+    batch = gr.Batch(torch.randn(4, 3, dtype=torch.float64))
+    truth = reference.second_derivative(model, batch, gr.logit(0), gr.Features())
+    assert_same(reference.second_derivative(model, batch, gr.logit(0), gr.Features(), gradients=gr.gradients), truth)
