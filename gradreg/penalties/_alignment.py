@@ -1,4 +1,4 @@
-"""Penalties: pure, differentiable functions of gradients."""
+"""How much the gradients of several heads point the same way."""
 
 from __future__ import annotations
 
