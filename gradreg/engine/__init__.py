@@ -12,3 +12,6 @@ from gradreg.engine._session import Session as Session
 from gradreg.engine._session import Share as Share
 from gradreg.engine._session import current_session as current_session
 from gradreg.engine._session import open_session as open_session
+from gradreg.engine.factors import Coverage as Coverage
+from gradreg.engine.factors import Factors as Factors
+from gradreg.engine.factors import collect_factors as collect_factors
