@@ -54,52 +54,70 @@ def assign(
     found = Assignment()
     inner_to_outer = sorted(calls.values(), key=lambda call: call.end - call.start)
     for name, nodes in used.items():
-        serving = {_innermost(node, inner_to_outer) for node in nodes}
-        if None in serving:
-            found.unserved[name] = OUTSIDE
-            continue
-        chosen = [calls[key] for key in serving if key is not None]
-        by_form = {call.key: _own_attribute(call, id(parameters[name])) for call in chosen}
-        outer = [call for call in chosen if by_form[call.key] is None]
-        kept = [call for call in chosen if not any(other is not call and _inside(call, other) for other in outer)]
-        reason = next((reason for call in kept if (reason := _obstacle(call, axes.get(call.key), parameters[name]))), None)
-        if reason is not None:
-            found.unserved[name] = reason
-            continue
-        rules: list[str] = []
-        for call in kept:
-            attribute = by_form[call.key]
-            form = closed_form(call.module)
-            if attribute is not None and form is not None:
-                found.closed.setdefault(call.key, {})[attribute] = name
-                rules.append(form[0])
-            else:
-                inside = {id(parameter): key for key, parameter in call.module.named_parameters()}
-                found.local.setdefault(call.key, {})[inside[id(parameters[name])]] = name
-                rules.append(f"pullback of {type(call.module).__name__}")
-        found.rules[name] = list(dict.fromkeys(rules)) or ["unused"]
+        parameter = parameters[name]
+        chosen: dict[tuple[str, int], Call] = {}
+        for node in nodes:
+            call, obstacle = _serving(node, inner_to_outer, axes, parameter)
+            if call is None:
+                found.unserved[name] = obstacle
+                break
+            chosen[call.key] = call
+        else:
+            found.rules[name] = _add(found, name, parameter, list(chosen.values()))
     return found
 
 
-def _innermost(node: int, calls: list[Call]) -> tuple[str, int] | None:
-    return next((call.key for call in calls if call.start <= node < call.end), None)
+def _serving(
+    node: int,
+    inner_to_outer: list[Call],
+    axes: Mapping[tuple[str, int], CallAxes | None],
+    parameter: nn.Parameter,
+) -> tuple[Call | None, str]:
+    """Return the innermost call around a node that can serve the parameter, or the first obstacle."""
+    obstacles = []
+    for call in inner_to_outer:
+        if call.start <= node < call.end:
+            obstacle = _obstacle(call, axes.get(call.key), parameter)
+            if obstacle is None:
+                return call, ""
+            obstacles.append(obstacle)
+    return None, obstacles[0] if obstacles else OUTSIDE
+
+
+def _add(found: Assignment, name: str, parameter: nn.Parameter, chosen: list[Call]) -> list[str]:
+    """Enter the calls of a parameter; what lies inside of a module that is pulled back as a whole counts there."""
+    attributes = {call.key: _own_attribute(call, parameter) for call in chosen}
+    whole = [call for call in chosen if attributes[call.key] is None]
+    rules = []
+    for call in chosen:
+        if any(other is not call and _inside(call, other) for other in whole):
+            continue
+        attribute, form = attributes[call.key], closed_form(call.module)
+        if attribute is not None and form is not None:
+            found.closed.setdefault(call.key, {})[attribute] = name
+            rules.append(form[0])
+        else:
+            inside = {id(own): key for key, own in call.module.named_parameters()}
+            found.local.setdefault(call.key, {})[inside[id(parameter)]] = name
+            rules.append(f"pullback of {type(call.module).__name__}")
+    return list(dict.fromkeys(rules)) or ["unused"]
 
 
 def _inside(call: Call, other: Call) -> bool:
     return other.start <= call.start and call.end <= other.end
 
 
-def _own_attribute(call: Call, parameter: int) -> str | None:
+def _own_attribute(call: Call, parameter: nn.Parameter) -> str | None:
     """Return the attribute that holds the parameter, if the module has a closed form."""
     if closed_form(call.module) is None:
         return None
-    return next((key for key, value in call.module._parameters.items() if id(value) == parameter), None)
+    return next((key for key, own in call.module._parameters.items() if own is parameter), None)
 
 
 def _obstacle(call: Call, axes: CallAxes | None, parameter: nn.Parameter) -> str | None:
     if not call.unchanged:
         return CHANGED
-    if all(id(parameter) != id(own) for own in call.module.parameters()):
+    if all(own is not parameter for own in call.module.parameters()):
         return OUTSIDE
     if axes is None or axes.per_example is None:
         return NO_AXIS

@@ -44,11 +44,16 @@ class Layout:
         axes: By call.
         expanded: Calls whose input, the same for all examples, is repeated.
         refused: From the name of a parameter to the reason why the rules do not serve it.
+        looped: Calls whose module vmap refuses: pulled back one example at a time.
+        everywhere: Whether all modules are recorded, not only those that hold parameters: where one is used by a module
+            that does not hold it.
     """
 
     axes: dict[tuple[str, int], CallAxes | None] = field(default_factory=dict)
     expanded: set[tuple[str, int]] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
+    looped: set[tuple[str, int]] = field(default_factory=set)
+    everywhere: bool = False
 
 
 @dataclass
@@ -92,7 +97,7 @@ def collect(
             pieces[name] = [_fallen_back(value, unserved[name].shape, each_target)]
     ordered = {name: pieces[name] for name in request.params}
     rows = len(request.batch) * (targets.numel() if each_target else 1)
-    return Factors(ordered, rows, _coverage(request, assignment), tuple(targets) if each_target else ())
+    return Factors(ordered, rows, _coverage(request, assignment, known[key]), tuple(targets) if each_target else ())
 
 
 def _all_fallen_back(request: Request, fallback: Fallback, each_target: bool, refusal: str) -> Factors:
@@ -101,7 +106,7 @@ def _all_fallen_back(request: Request, fallback: Fallback, each_target: bool, re
     name, parameter = next(iter(request.params.items()))
     targets = tuple(found[name].shape[1 : found[name].dim() - parameter.dim()]) if each_target else ()
     pieces = {key: [_fallen_back(found[key], own.shape, each_target)] for key, own in request.params.items()}
-    return Factors(pieces, pieces[name][0].rows, _coverage(request, assignment), targets)
+    return Factors(pieces, pieces[name][0].rows, _coverage(request, assignment, Layout()), targets)
 
 
 def _fallen_back(value: Tensor, shape: torch.Size, each_target: bool) -> Piece:
@@ -115,19 +120,19 @@ def _layout_key(request: Request) -> tuple[object, ...]:
     return (*scalar_key(request.of), modules, kinds, tuple(request.params))
 
 
-def _owners(request: Request) -> dict[str, nn.Module]:
-    """Return the modules that hold a wanted parameter themselves, by name."""
+def _watched(request: Request, everywhere: bool) -> dict[str, nn.Module]:
+    """Return the modules that hold a wanted parameter themselves, or all below the model, by name."""
     wanted = {id(parameter) for parameter in request.params.values()}
     return {
         name: module
         for name, module in walk(request.inner)
-        if any(id(parameter) in wanted for parameter in module._parameters.values())
+        if any(id(parameter) in wanted for parameter in module._parameters.values()) or (everywhere and name)
     }
 
 
-def _run(request: Request, batch: Batch, expanded: set[tuple[str, int]]) -> _Pass:
+def _run(request: Request, batch: Batch, layout: Layout) -> _Pass:
     """Run one forward; must be surrounded by `grad_mode` and `preserved`."""
-    with recorded(_owners(request), expanded, len(batch)) as calls:
+    with recorded(_watched(request, layout.everywhere), layout.expanded, len(batch)) as calls:
         capture = observe(request.model, batch, Points(), copies=False, heads_apart=True)
     check_targets(request.of, capture.outputs, batch)
     try:
@@ -152,7 +157,7 @@ def _pieces_of(
     """Return pieces by parameter, who gave them, and the number of targets; None where unknown calls took place."""
     inner = request.inner
     with grad_mode(), preserved(inner, devices_of(inner)):
-        run = _run(request, request.batch, layout.expanded)
+        run = _run(request, request.batch, layout)
         if strict and not run.calls.keys() <= layout.axes.keys():
             return None
         assignment = assign(run.used, run.calls, layout.axes, request.params)
@@ -222,7 +227,7 @@ def _by_rules(
         if names:
             inside = dict(call.module.named_parameters())
             parameters = {relative: inside[relative] for relative in names}
-            found, _ = local_pieces(call, axes, at, parameters)
+            found = local_pieces(call, axes, at, parameters, layout.looped)
             for relative, name in names.items():
                 result.setdefault(name, []).append(_per_example(found[relative], n, places))
     return result
@@ -278,22 +283,32 @@ def _lay_out(request: Request) -> Layout:
     check_on_few(request, vmapped=False)
     n = len(request.batch)
     three, two = (request.batch[[i % n for i in range(count)]] for count in (3, 2))
-    inner = request.inner
     layout = Layout()
+    _repeat_what_is_the_same(request, three, two, layout)
+    unserved = _compare(request, three, layout)
+    if unserved:
+        wider = Layout(expanded=set(layout.expanded), everywhere=True)
+        wider.axes = _axes(request, three, two, wider)
+        if _compare(request, three, wider) < unserved:
+            return wider
+    return layout
+
+
+def _repeat_what_is_the_same(request: Request, three: Batch, two: Batch, layout: Layout) -> None:
+    """Find calls whose argument is the same for all examples, and repeat it where the model does not mind."""
+    inner = request.inner
     with grad_mode(), preserved(inner, devices_of(inner)):
-        plain = _run(request, three, layout.expanded)
-    candidates = _same_for_all(request, three, two, layout)
-    for key in candidates:
+        plain = _run(request, three, layout).scalars
+    for key in _same_for_all(request, three, two, layout):
+        trial = Layout(expanded={*layout.expanded, key})
         with grad_mode(), preserved(inner, devices_of(inner)):
             try:
-                repeated = _run(request, three, {*layout.expanded, key})
+                repeated = _run(request, three, trial).scalars
             except (RuntimeError, ValueError, IndexError, TypeError):
                 continue  # the model wants this tensor as it is
-        if repeated.scalars.shape == plain.scalars.shape and _close(repeated.scalars, plain.scalars):
+        if repeated.shape == plain.shape and _close(repeated, plain):
             layout.expanded.add(key)
     layout.axes = _axes(request, three, two, layout)
-    _compare(request, three, layout)
-    return layout
 
 
 def _axes(request: Request, three: Batch, two: Batch, layout: Layout) -> dict[tuple[str, int], CallAxes | None]:
@@ -301,7 +316,7 @@ def _axes(request: Request, three: Batch, two: Batch, layout: Layout) -> dict[tu
     runs = []
     for rows in (three, two):
         with grad_mode(), preserved(inner, devices_of(inner)):
-            runs.append(_run(request, rows, layout.expanded).calls)
+            runs.append(_run(request, rows, layout).calls)
     first, second = runs
     return {key: axes_of(call, second[key]) if key in second else None for key, call in first.items()}
 
@@ -318,11 +333,11 @@ def _same_for_all(request: Request, three: Batch, two: Batch, layout: Layout) ->
     ]
 
 
-def _compare(request: Request, three: Batch, layout: Layout) -> None:
-    """Compare the rules with autograd on the three examples; what differs is refused."""
+def _compare(request: Request, three: Batch, layout: Layout) -> int:
+    """Compare the rules with autograd on the three examples, and return how many parameters they do not serve."""
     inner = request.inner
     with grad_mode(), preserved(inner, devices_of(inner)):
-        run = _run(request, three, layout.expanded)
+        run = _run(request, three, layout)
         assignment = assign(run.used, run.calls, layout.axes, request.params)
         names = [name for name in request.params if name not in assignment.unserved]
         wanted = [request.params[name] for name in names]
@@ -337,9 +352,11 @@ def _compare(request: Request, three: Batch, layout: Layout) -> None:
         found = sum((piece.dense() for piece in pieces[name][1:]), pieces[name][0].dense())
         if not _close(found, expected, scale):
             layout.refused[name] = _DIFFERS
+    return len(assignment.unserved) + len(layout.refused)
 
 
 def _close(found: Tensor, expected: Tensor, scale: float = 0.0) -> bool:
+    found, expected = found.detach(), expected.detach()
     eps = torch.finfo(expected.dtype).eps
     if not expected.numel():
         return True
@@ -347,13 +364,15 @@ def _close(found: Tensor, expected: Tensor, scale: float = 0.0) -> bool:
     return float((found.to(expected) - expected).abs().max()) <= eps**0.6 * largest + 100 * eps * scale
 
 
-def _coverage(request: Request, assignment: Assignment) -> tuple[Coverage, ...]:
+def _coverage(request: Request, assignment: Assignment, layout: Layout) -> tuple[Coverage, ...]:
     rows = []
     for name, parameter in request.inner.named_parameters():
         if name in assignment.unserved:
             rows.append(Coverage(name, parameter.numel(), "gradients", assignment.unserved[name]))
         elif name in assignment.rules:
-            rows.append(Coverage(name, parameter.numel(), " + ".join(assignment.rules[name])))
+            slow = [key for key, names in assignment.local.items() if name in names.values() and key in layout.looped]
+            reason = "one example at a time: vmap refuses the module" if slow else ""
+            rows.append(Coverage(name, parameter.numel(), " + ".join(assignment.rules[name]), reason))
         else:
             reason = "not among wrt" if parameter.requires_grad else "frozen (requires_grad=False)"
             rows.append(Coverage(name, parameter.numel(), None, reason))

@@ -18,8 +18,12 @@ from gradreg.model import differentiable_kernels, swapped
 
 
 def local_pieces(
-    call: Call, axes: CallAxes, gradients: Mapping[int, Tensor], parameters: Mapping[str, Tensor]
-) -> tuple[dict[str, Piece], str]:
+    call: Call,
+    axes: CallAxes,
+    gradients: Mapping[int, Tensor],
+    parameters: Mapping[str, Tensor],
+    looped: set[tuple[str, int]],
+) -> dict[str, Piece]:
     """Return per-example gradients of one call of a module.
 
     Args:
@@ -27,9 +31,10 @@ def local_pieces(
         axes: Where its examples are.
         gradients: At the leaves of its output, by their position.
         parameters: By their name inside the module.
+        looped: Calls that vmap is known to refuse; this one is added if it does.
 
     Returns:
-        Pieces by the same names, one row per place of the axis of examples, and how they were found: `"vmap"` or `"loop"`.
+        Pieces by the same names, one row per place of the axis of examples.
     """
     module = call.module
     batched = [i for i, axis in enumerate(axes.inputs) if axis is not None]
@@ -57,14 +62,15 @@ def local_pieces(
     values = {name: parameter.detach() for name, parameter in parameters.items()}
     tensors = [*(detached[i] for i in batched), *gradients.values()]
     with torch.no_grad(), differentiable_kernels(module, twice=True):
-        try:
-            in_dims = (None, *places, *ends)
-            found = vmap(pulled, in_dims=in_dims, randomness="different")(values, *tensors)
-            how = "vmap"
-        except VMAP_FAULTS:
-            found = _looped(module, call, detached, batched, places, gradients, ends, parameters)
-            how = "loop"
-    return {name: Dense(value) for name, value in found.items()}, how
+        if call.key not in looped:
+            try:
+                in_dims = (None, *places, *ends)
+                found = vmap(pulled, in_dims=in_dims, randomness="different")(values, *tensors)
+                return {name: Dense(value) for name, value in found.items()}
+            except VMAP_FAULTS:
+                looped.add(call.key)  # a fault of the module itself is raised again below
+        found = _looped(module, call, detached, batched, places, gradients, ends, parameters)
+    return {name: Dense(value) for name, value in found.items()}
 
 
 def _looped(

@@ -242,12 +242,12 @@ def _row_lefts(a: Outer, b: Outer) -> Tensor:
 def _on_common_ones(a: Outer, b: Outer) -> tuple[Outer, Outer]:
     """Renumber one-hot sides by the ones of `b`; those of `a` that `b` lacks meet nothing and go to a spare place."""
     common = b.left.unique()
-    place = torch.searchsorted(common, a.left).clamp(max=len(common) - 1)
+    place = torch.searchsorted(common, a.left.contiguous()).clamp(max=len(common) - 1)
     spare = len(common)
     shape = torch.Size((spare + 1, a.right.shape[2]))
     return (
         Outer(place.where(common[place] == a.left, spare), a.right, shape),
-        Outer(torch.searchsorted(common, b.left), b.right, shape),
+        Outer(torch.searchsorted(common, b.left.contiguous()), b.right, shape),
     )
 
 

@@ -12,6 +12,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from gradreg.engine.factors._closed_forms import closed_form
 from gradreg.engine.factors._consumers import now
 
 
@@ -48,6 +49,10 @@ class Call:
         """What the call is known by over forwards."""
         return self.name, self.index
 
+    def note_versions(self) -> None:
+        """Remember the state of the arguments."""
+        self.versions = [leaf._version for leaf in self.inputs if isinstance(leaf, Tensor)]
+
     @property
     def unchanged(self) -> bool:
         """Whether the arguments still hold what the module saw."""
@@ -61,8 +66,9 @@ def recorded(
 ) -> Iterator[dict[tuple[str, int], Call]]:
     """Record the calls of modules in the forward inside.
 
-    Hooks are placed so that others, which may change arguments or results, are outside of what is recorded. A recomputation
-    of checkpointed parts, which happens in the backward, is not recorded.
+    Hooks of the user may change arguments and results. For a closed form what counts is what the module's own forward saw and
+    returned, so they stay outside; the pullback of a module calls it with its hooks, so they stay inside. A recomputation of
+    checkpointed parts, which happens in the backward, is not recorded.
 
     Args:
         modules: By name.
@@ -78,9 +84,12 @@ def recorded(
     running: list[Call] = []
     handles: list[Any] = []
     for name, module in modules.items():
-        before, after = _hooks(name, calls, counts, running, expanded, rows)
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, prepend=True, with_kwargs=True))
+        before, see, after = _hooks(name, calls, counts, running, expanded, rows)
+        closed = closed_form(module) is not None
+        handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        if closed:
+            handles.append(module.register_forward_pre_hook(see, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, prepend=closed))
     try:
         yield calls
     finally:
@@ -95,23 +104,28 @@ def _hooks(
     running: list[Call],
     expanded: Collection[tuple[str, int]],
     rows: int,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Any]:
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if any(is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        if any(isinstance(leaf, Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in leaves):
             return None  # inside a transform of the model's own
         index = counts.get(name, 0)
         counts[name] = index + 1
-        changed = (name, index) in expanded
-        if changed:
-            leaves = [_repeated(leaf, rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        versions = [tensor._version for tensor in tensors]
-        running.append(Call(name, index, module, leaves, structure, versions, now()))
-        return pytree.tree_unflatten(leaves, structure) if changed else None
+        call = Call(name, index, module, leaves, structure, [], now())
+        running.append(call)
+        if (name, index) not in expanded:
+            call.note_versions()
+            return None
+        call.inputs = [_repeated(leaf, rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        call.note_versions()
+        return pytree.tree_unflatten(call.inputs, structure)
 
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if running and running[-1].module is module:
+            running[-1].inputs, running[-1].structure = pytree.tree_flatten((args, kwargs))
+            running[-1].note_versions()
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
         if not running or running[-1].module is not module:
             return
         call = running.pop()
@@ -123,7 +137,7 @@ def _hooks(
                 call.edges[position] = get_gradient_edge(leaf)
         calls[call.key] = call
 
-    return before, after
+    return before, see, after
 
 
 def _repeated(tensor: Tensor, rows: int) -> Tensor:
