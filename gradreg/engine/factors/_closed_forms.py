@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradreg.engine.factors._pieces import Dense, Outer, Piece
+from gradreg.engine.factors._pieces import Dense, Outer, Piece, outer
 
 # From the module, its input and the gradient at its output, both `[n, ...]`, to pieces by attribute
 Form: TypeAlias = Callable[[Any, Tensor, Tensor], dict[str, Piece]]
@@ -69,19 +69,19 @@ def _bias(d: Tensor) -> Dense:
 
 def _linear(module: nn.Linear, x: Tensor, d: Tensor) -> dict[str, Piece]:
     x, d = _positions(x), _positions(d)
-    return {"weight": Outer(d, x, module.weight.shape), "bias": _bias(d)}
+    return {"weight": outer(d, x, d, module.weight.shape), "bias": _bias(d)}
 
 
 def _transposed_linear(module: Any, x: Tensor, d: Tensor) -> dict[str, Piece]:
     x, d = _positions(x), _positions(d)
-    return {"weight": Outer(x, d, module.weight.shape), "bias": _bias(d)}
+    return {"weight": outer(x, d, d, module.weight.shape), "bias": _bias(d)}
 
 
 def _embedding(module: nn.Embedding, ids: Tensor, d: Tensor) -> dict[str, Piece]:
     ids, d = ids.reshape(len(ids), -1), _positions(d)
     if module.padding_idx is not None:
         d = d * (ids != module.padding_idx).unsqueeze(2)
-    return {"weight": Outer(ids, d, module.weight.shape)}
+    return {"weight": outer(ids, d, d, module.weight.shape)}
 
 
 def _windows(x: Tensor, kernel: tuple[int, ...], stride: Any, dilation: Any, count: tuple[int, ...]) -> Tensor:
@@ -115,9 +115,9 @@ def _convolution(module: nn.Conv2d, x: Tensor, d: Tensor) -> dict[str, Piece]:
 
 def _transposed_convolution(module: nn.ConvTranspose2d, x: Tensor, d: Tensor) -> dict[str, Piece]:
     bias = Dense(d.flatten(2).sum(2))
-    padding = module.padding
+    padding: tuple[int, ...] = module.padding  # type: ignore[assignment]  # torch keeps a tuple here
     if any(padding):
-        d = F.pad(d, [side for width in reversed(padding) for side in (width, width)])  # type: ignore[arg-type]
+        d = F.pad(d, [width for width in reversed(padding) for _ in range(2)])
     count = tuple(x.shape[2:])
     windows = _windows(d.contiguous(), module.kernel_size, module.stride, module.dilation, count)
     windows = windows.reshape(len(x), -1, prod(count))

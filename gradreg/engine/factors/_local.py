@@ -55,7 +55,9 @@ def local_pieces(
             return [found[i] for i in positions]
 
         outputs, pullback = vjp(function, values)[:2]
-        at = [row.unsqueeze(end).to(output) for row, end, output in zip(rows[len(batched) :], ends, outputs, strict=True)]
+        at = [
+            row.unsqueeze(end).to(output) for row, end, output in zip(rows[len(batched) :], ends, outputs, strict=True)
+        ]
         found: dict[str, Tensor] = pullback(at)[0]
         return found
 
@@ -96,6 +98,8 @@ def _looped(
             at = [gradient.narrow(end, row, 1) for gradient, end in zip(gradients.values(), ends, strict=True)]
             wanted = [parameters[name] for name in names]
             columns.append(
-                torch.autograd.grad([found[i] for i in gradients], wanted, at, allow_unused=True, materialize_grads=True)
+                torch.autograd.grad(
+                    [found[i] for i in gradients], wanted, at, allow_unused=True, materialize_grads=True
+                )
             )
     return {name: torch.stack([column[i] for column in columns]) for i, name in enumerate(names)}

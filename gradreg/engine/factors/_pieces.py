@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-# A temporary of a product holds about this many numbers: large enough for matrix products, small enough for a cache
+# A temporary of a product holds about this many numbers: measured as the best for gradients written out in blocks
 _NUMBERS = 2**22
 
 # What an elementwise pass over a number costs, in units of one multiply-add of a matrix product
@@ -46,6 +46,10 @@ class Dense:
     def dense(self) -> Tensor:
         """Return the gradients, `[rows, *shape]`."""
         return self.value
+
+    def block(self, rows: slice) -> Tensor:
+        """Return some rows of the gradient seen as a matrix `[shape[0], rest]`."""
+        return self.value[:, rows] if self.value.dim() > 1 else self.value
 
     def two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return `left @ G @ right.T`, G as a matrix `[shape[0], rest]`."""
@@ -84,7 +88,7 @@ class Outer:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """q and p."""
+        """The sides q and p of the gradient as a matrix."""
         p = self.right.shape[2]
         return self.shape.numel() // p if p else 0, p
 
@@ -103,16 +107,20 @@ class Outer:
 
     def dense(self) -> Tensor:
         """Write the gradients out, `[rows, *shape]`."""
-        q, p = self.sizes
-        if self.one_hot:
-            written = self.right.new_zeros(self.rows * q, p)
-            offsets = torch.arange(self.rows, device=self.left.device).unsqueeze(1) * q
-            written.index_add_(0, (self.left + offsets).reshape(-1), self.right.reshape(-1, p))
-        elif self.positions == 1:
-            written = self.left.transpose(1, 2) * self.right
-        else:
-            written = torch.bmm(self.left.transpose(1, 2), self.right)
-        return written.reshape(self.rows, *self.shape)
+        return self.block(slice(0, self.sizes[0])).reshape(self.rows, *self.shape)
+
+    def block(self, rows: slice) -> Tensor:
+        """Write out some rows of the gradient seen as a matrix `[q, p]`."""
+        if not self.one_hot:
+            left = self.left[:, :, rows].transpose(1, 2)
+            return left * self.right if self.positions == 1 else torch.bmm(left, self.right)
+        size, p = rows.stop - rows.start, self.sizes[1]
+        written = self.right.new_zeros(self.rows * (size + 1), p)  # one place more, for the ones outside of the block
+        inside = (self.left >= rows.start) & (self.left < rows.stop)
+        places = (self.left - rows.start).where(inside, size)
+        places = places + torch.arange(self.rows, device=self.left.device).unsqueeze(1) * (size + 1)
+        written.index_add_(0, places.reshape(-1), self.right.reshape(-1, p))
+        return written.reshape(self.rows, size + 1, p)[:, :size]
 
     def two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return `left @ G @ right.T`, G as a matrix `[shape[0], rest]`."""
@@ -121,6 +129,23 @@ class Outer:
 
 
 Piece: TypeAlias = Dense | Outer
+
+
+def outer(left: Tensor, right: Tensor, gradient: Tensor, shape: torch.Size) -> Outer:
+    """Make the piece of a layer without the positions at which the gradient of every row is zero: padding, unread tokens.
+
+    Args:
+        left: `[rows, T, q]` or one-hot `[rows, T]`.
+        right: `[rows, T, p]`.
+        gradient: The side that is the gradient at the layer's output.
+        shape: Of the parameter.
+    """
+    positions = gradient.shape[1]
+    if positions > 1:
+        active = gradient.detach().abs().amax((0, 2)).nonzero().flatten()
+        if 0 < len(active) < positions:
+            left, right = left[:, active], right[:, active]
+    return Outer(left, right, shape)
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
@@ -151,9 +176,9 @@ def add_products(total: Tensor, a: Piece, b: Piece, grams: Grams) -> None:
     if isinstance(a, Dense) and isinstance(b, Dense):
         total += gram(a.value.reshape(a.rows, -1), b.value.reshape(b.rows, -1), grams)
         return
-    written = b.dense().reshape(b.rows, -1)
-    for rows in _chunks(a.rows, written.shape[1]):
-        total[rows].addmm_(a.select(rows).dense().reshape(-1, written.shape[1]), written.T)
+    q, p = _matrix(a)
+    for block in _chunks(q, (a.rows + b.rows) * p):
+        total.addmm_(a.block(block).reshape(a.rows, -1), b.block(block).reshape(b.rows, -1).T)
 
 
 def add_row_products(total: Tensor, a: Piece, b: Piece) -> None:
@@ -171,10 +196,11 @@ def add_row_products(total: Tensor, a: Piece, b: Piece) -> None:
                 rights = torch.bmm(one.right, other.right.transpose(1, 2))
                 total[rows] += (_row_lefts(one, other) * rights).sum((1, 2))
             return
-    for rows in _chunks(a.rows, _size(a)):
-        one = a.select(rows).dense().flatten(1)
-        other = one if a is b else b.select(rows).dense().flatten(1)
-        total[rows] += (one * other).sum(1)
+    q, p = _matrix(a)
+    for rows in _chunks(a.rows, q * p):
+        written = a.select(rows).dense().flatten(1)
+        counterpart = written if a is b else b.select(rows).dense().flatten(1)
+        total[rows] += (written * counterpart).sum(1)
 
 
 def gram(a: Tensor, b: Tensor, grams: Grams) -> Tensor:
@@ -185,8 +211,13 @@ def gram(a: Tensor, b: Tensor, grams: Grams) -> Tensor:
     return grams[key]
 
 
-def _size(piece: Piece) -> int:
-    return piece.shape.numel() if isinstance(piece, Outer) else piece.value.shape[1:].numel()
+def _matrix(piece: Piece) -> tuple[int, int]:
+    """Return the sides of the gradient seen as a matrix `[shape[0], rest]`."""
+    shape = piece.shape if isinstance(piece, Outer) else piece.value.shape[1:]
+    if isinstance(piece, Outer):
+        return piece.sizes
+    q = shape[0] if shape else 1
+    return q, shape.numel() // q if q else 0
 
 
 def _by_positions(a: Outer, b: Outer) -> bool:

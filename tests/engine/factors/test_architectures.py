@@ -29,9 +29,7 @@ def loop(model: nn.Module, batch: gr.Batch, of: Any) -> dict[str, Tensor]:
         inputs = example.inputs
         outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
         scalar = of(outputs, example).sum()
-        rows.append(
-            torch.autograd.grad(scalar, list(named.values()), allow_unused=True, materialize_grads=True)
-        )
+        rows.append(torch.autograd.grad(scalar, list(named.values()), allow_unused=True, materialize_grads=True))
     return {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(named)}
 
 
@@ -60,7 +58,9 @@ def check(model: nn.Module, a: gr.Batch, b: gr.Batch, of: Any = LABELS, toleranc
         assert float((one.gradient(name) - value).abs().max()) < tolerance * largest, name
         matrix = value.reshape(len(value), value.shape[1] if value.dim() > 1 else 1, -1)
         left, right = torch.randn(2, matrix.shape[1]).double(), torch.randn(4, matrix.shape[2]).double()
-        torch.testing.assert_close(one.two_sided(name, left, right), left @ matrix @ right.T, rtol=1e-8, atol=tolerance * 100 * largest)
+        torch.testing.assert_close(
+            one.two_sided(name, left, right), left @ matrix @ right.T, rtol=1e-8, atol=tolerance * 100 * largest
+        )
     part = one.select(slice(1, 3))
     assert len(part) == 2
     assert relative(part.dot(other), expected[1:3]) < tolerance
@@ -298,7 +298,10 @@ def token_ids(n: int) -> gr.Batch:
 
 
 TABLE = [
-    Row("mlp", lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 7, bias=False), nn.Tanh(), nn.Linear(7, 3))),
+    Row(
+        "mlp",
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 7, bias=False), nn.Tanh(), nn.Linear(7, 3)),
+    ),
     Row("positions", lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)), sequences),
     Row("tied", Tied),
     Row("reused", Reused),
@@ -332,8 +335,17 @@ TABLE = [
     Row(
         "norms",
         lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.ReLU(),
-            nn.Flatten(), nn.Linear(36, 6), nn.LayerNorm(6), nn.RMSNorm(6), nn.PReLU(), nn.Linear(6, 3),
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(36, 6),
+            nn.LayerNorm(6),
+            nn.RMSNorm(6),
+            nn.PReLU(),
+            nn.Linear(6, 3),
         ).eval(),
         images(2, 5, 5),
     ),
@@ -343,7 +355,9 @@ TABLE = [
     Row(
         "transformer encoder",
         lambda: nn.Sequential(
-            nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0), 2, enable_nested_tensor=False),
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0), 2, enable_nested_tensor=False
+            ),
             nn.Flatten(),
             nn.Linear(32, 3),
         ),

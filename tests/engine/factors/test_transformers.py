@@ -16,7 +16,13 @@ from gradreg.engine import collect_factors
 
 transformers = pytest.importorskip("transformers")
 
-SMALL: dict[str, Any] = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+SMALL: dict[str, Any] = {
+    "vocab_size": 30,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+}
 CLASSES = gr.loss(F.cross_entropy)
 TOKENS = gr.token_loss(F.cross_entropy)
 
