@@ -39,7 +39,7 @@ def written(one: Piece) -> Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kinds=st.sampled_from(list(combinations_with_replacement(KINDS, 2)) + [("one hot", "outer"), ("outer", "dense")]),
+    kinds=st.sampled_from([*combinations_with_replacement(KINDS, 2), ("one hot", "outer"), ("outer", "dense")]),
     rows=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     positions=st.tuples(st.integers(0, 4), st.integers(1, 4)),
     q=st.integers(1, 5),
@@ -69,7 +69,7 @@ def test_products(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kinds=st.sampled_from(list(combinations_with_replacement(KINDS, 2)) + [("one hot", "outer")]),
+    kinds=st.sampled_from([*combinations_with_replacement(KINDS, 2), ("one hot", "outer")]),
     rows=st.integers(1, 4),
     positions=st.tuples(st.integers(0, 6), st.integers(1, 6)),
     q=st.integers(1, 6),
