@@ -103,6 +103,21 @@ def test_low_precision_is_accumulated_in_single() -> None:
     assert gr.gradients(model, low, LOSS, gr.Params("*"))["0.weight"].dtype is torch.bfloat16
 
 
+def test_norms_of_half_precision_do_not_overflow() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(100))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    batch_of_300 = gr.Batch(torch.full((2, 100), 300.0).half())
+    model = nn.Sequential(Scale(), nn.Flatten()).half()
+    factors = collect_factors(model, batch_of_300, lambda outputs, _: outputs.sum(1), gr.Params("*"))
+    torch.testing.assert_close(factors.squared_norms().sqrt(), torch.full((2,), 3000.0))
+
+
 def test_the_model_is_left_as_found() -> None:
     model, a = network(), batch(4)
     model[1].register_forward_hook(lambda module, args, output: None)

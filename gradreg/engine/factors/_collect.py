@@ -16,7 +16,7 @@ from gradreg.engine.factors._assign import Assignment, assign
 from gradreg.engine.factors._factors import Coverage, Factors
 from gradreg.engine.factors._forward import Layout, run_forward
 from gradreg.engine.factors._layout import lay_out
-from gradreg.engine.factors._pieces import Dense, Piece
+from gradreg.engine.factors._pieces import Piece, dense
 from gradreg.engine.factors._rules import pieces_by_parameter
 from gradreg.model import devices_of, preserved, walk
 from gradreg.scalars import scalar_key
@@ -69,7 +69,7 @@ def _all_fallen_back(request: Request, fallback: Fallback, each_target: bool, re
 
 def _fallen_back(value: Tensor, shape: torch.Size, each_target: bool) -> Piece:
     n = len(value)
-    return Dense(value.reshape(-1, *shape) if each_target else value.reshape(n, -1, *shape).sum(1))
+    return dense(value.reshape(-1, *shape) if each_target else value.reshape(n, -1, *shape).sum(1))
 
 
 def _pieces_of(

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gradreg.engine._params import VMAP_FAULTS
 from gradreg.engine.factors._axes import CallAxes
-from gradreg.engine.factors._pieces import Dense, Piece
+from gradreg.engine.factors._pieces import Piece, dense
 from gradreg.engine.factors._record import Call
 from gradreg.model import differentiable_kernels, swapped
 
@@ -68,11 +68,11 @@ def local_pieces(
             try:
                 in_dims = (None, *places, *ends)
                 found = vmap(pulled, in_dims=in_dims, randomness="different")(values, *tensors)
-                return {name: Dense(value) for name, value in found.items()}
+                return {name: dense(value) for name, value in found.items()}
             except VMAP_FAULTS:
                 looped.add(call.key)  # a fault of the module itself is raised again below
         found = _looped(module, call, detached, batched, places, gradients, ends, parameters)
-    return {name: Dense(value) for name, value in found.items()}
+    return {name: dense(value) for name, value in found.items()}
 
 
 def _looped(

@@ -131,6 +131,11 @@ class Outer:
 Piece: TypeAlias = Dense | Outer
 
 
+def dense(value: Tensor) -> Dense:
+    """Make the piece of gradients written out; those of half precision are taken to float32, so that squares do not overflow."""
+    return Dense(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
+
+
 def outer(left: Tensor, right: Tensor, gradient: Tensor, shape: torch.Size) -> Outer:
     """Make the piece of a layer without the positions at which the gradient of every row is zero: padding, unread tokens.
 
