@@ -6,6 +6,7 @@ from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
 from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
 from gradreg.model._compatibility import unwrap as unwrap
+from gradreg.model._copy import copied as copied
 from gradreg.model._functional import cloned_buffers as cloned_buffers
 from gradreg.model._functional import parameter_aliases as parameter_aliases
 from gradreg.model._functional import swapped as swapped
@@ -23,3 +24,4 @@ from gradreg.model._state import preserved_attributes as preserved_attributes
 from gradreg.model._state import preserved_random_state as preserved_random_state
 from gradreg.model._walk import all_modules as all_modules
 from gradreg.model._walk import any_trainable as any_trainable
+from gradreg.model._walk import walk as walk

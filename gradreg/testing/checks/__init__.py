@@ -1,0 +1,9 @@
+"""Checks to run on code of your own, each in one call with a readable failure."""
+
+from gradreg.testing.checks._regularizer import REGULARIZER_PROPERTIES as REGULARIZER_PROPERTIES
+from gradreg.testing.checks._regularizer import check_regularizer as check_regularizer
+from gradreg.testing.checks._report import CheckFailure as CheckFailure
+from gradreg.testing.checks._report import Finding as Finding
+from gradreg.testing.checks._report import RegularizerReport as RegularizerReport
+
+__all__ = ["REGULARIZER_PROPERTIES", "CheckFailure", "Finding", "RegularizerReport", "check_regularizer"]
