@@ -1,0 +1,109 @@
+"""Finite differences that decide: is a gradient right, is it zero? With patience at kinks and jumps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gradreg.diagnosis._trial import Trial
+
+STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
+"""Relative steps; smaller ones straddle fewer kinks, larger ones drown less in rounding."""
+LOW_PRECISION_STEPS = (1e-2, 3e-3, 1e-3)
+
+
+class Differences:
+    """Central differences of a penalty.
+
+    Args:
+        trial: The penalty.
+        double: Whether it is computed in float64.
+    """
+
+    def __init__(self, trial: Trial, double: bool) -> None:
+        self.trial = trial
+        self.steps = STEPS if double else LOW_PRECISION_STEPS
+        self.agree = 1e-4 if double else 5e-2
+        self.eps = torch.finfo(torch.float64 if double else torch.float32).eps
+
+    def steady(self) -> bool:
+        """Whether two evaluations give the same value."""
+        first, second = self.trial.shifted({}, 0.0), self.trial.shifted({}, 0.0)
+        return first == second
+
+    def is_zero(self, names: Iterable[str], seed: int = 0) -> bool | None:
+        """Return whether the penalty stays the same when these parameters move; None if that cannot be decided."""
+        direction = {name: self._random(name, seed) for name in names}
+        slopes: list[float] = []
+        for step in self.steps:
+            slope, noise, zero = self._slope(direction, step)
+            if zero:
+                return True
+            if abs(slope) > 3 * noise and any(abs(slope - other) <= 0.05 * abs(slope) for other in slopes):
+                return False
+            slopes.append(slope)
+        return None
+
+    def is_right(self, gradients: Mapping[str, Tensor], seed: int = 0) -> bool | None:
+        """Return whether gradients agree with differences along one direction; None if that cannot be decided.
+
+        The direction is half random, half that of the gradients, scaled so that every parameter contributes alike.
+        """
+        direction = self._balanced(gradients, seed)
+        known = float(sum(_along(gradients[name], value) for name, value in direction.items()))
+        found: list[tuple[float, float]] = []
+        for step in self.steps:
+            slope, noise, _ = self._slope(direction, step)
+            if noise > 0.01 * max(abs(slope), abs(known)):
+                continue  # rounding hides the difference
+            if abs(slope - known) <= self.agree * max(abs(slope), abs(known)) + noise:
+                return True
+            found.append((slope, noise))
+        for (one, noise), (other, _) in pairwise(found):
+            apart, gap = abs(one - other) + noise, abs(one - known)
+            if gap > 10 * apart and gap > 10 * self.agree * max(abs(one), abs(known)):
+                return False
+        return None
+
+    def _slope(self, direction: Mapping[str, Tensor], step: float) -> tuple[float, float, bool]:
+        """Return the difference quotient, its rounding error, and whether the values are the same but for rounding."""
+        above, below = self.trial.shifted(direction, step), self.trial.shifted(direction, -step)
+        size = max(abs(above), abs(below), 1e-300)
+        rounding = 100 * self.eps * size
+        return (above - below) / (2 * step), rounding / step / 10, abs(above - below) <= rounding
+
+    def _random(self, name: str, seed: int) -> Tensor:
+        """Return a random direction of the size of a parameter."""
+        start = self.trial.start[name]
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode()))
+        random = torch.randn(start.shape, generator=generator, dtype=torch.float64)
+        size = max(float(start.abs().square().mean().sqrt()) if start.numel() else 0.0, 0.1)
+        return (random * size).to(start)
+
+    def _balanced(self, gradients: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+        direction: dict[str, Tensor] = {}
+        shares: dict[str, float] = {}
+        for name, gradient in gradients.items():
+            random = self._random(name, seed)
+            norm = float(gradient.abs().square().sum().sqrt())
+            along = gradient * (float(random.abs().square().sum().sqrt()) / max(norm, 1e-300))
+            direction[name] = random + along
+            share = float(_along(gradient, direction[name]))
+            if share < 0:
+                direction[name], share = along, float(_along(gradient, along))
+            shares[name] = share
+        positive = [share for share in shares.values() if share > 0]
+        target = max(min(positive, default=1.0), 1e-4 * max(positive, default=1.0))
+        scales = {name: min(1.0, target / share) if share > 0 else 1.0 for name, share in shares.items()}
+        largest = max(scales.values(), default=1.0)
+        return {name: value * (scales[name] / largest) for name, value in direction.items()}
+
+
+def _along(gradient: Tensor, direction: Tensor) -> Tensor:
+    """Return the change along a direction; torch's gradients of complex parameters are conjugates."""
+    product = gradient.conj() * direction
+    return (product.real if product.is_complex() else product).sum()
