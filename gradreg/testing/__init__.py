@@ -12,7 +12,8 @@ Example:
 from gradreg.testing import reference as reference
 from gradreg.testing import zoo as zoo
 from gradreg.testing.checks import REGULARIZER_PROPERTIES as REGULARIZER_PROPERTIES
+from gradreg.testing.checks import check_against_loop as check_against_loop
 from gradreg.testing.checks import check_regularizer as check_regularizer
 from gradreg.testing.compare import assert_same as assert_same
 
-__all__ = ["REGULARIZER_PROPERTIES", "assert_same", "check_regularizer", "reference", "zoo"]
+__all__ = ["REGULARIZER_PROPERTIES", "assert_same", "check_against_loop", "check_regularizer", "reference", "zoo"]

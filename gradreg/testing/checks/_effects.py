@@ -80,7 +80,8 @@ def state(subject: Subject) -> str:
     tables = _tensors(regularizer) if isinstance(regularizer, nn.Module) else {}
     kept = {name: tensor.detach().clone() for name, tensor in tables.items()}
     values = []
-    for batch in (trial.batch, trial.batch[1:], trial.batch):
+    others = trial.batch[[*range(len(trial.batch)), 0]]  # every group stays
+    for batch in (trial.batch, others, trial.batch):
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", GradregWarning)
             torch.manual_seed(subject.seed or 0)
