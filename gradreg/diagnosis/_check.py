@@ -12,11 +12,11 @@ from gradreg.batch import as_batch
 from gradreg.diagnosis._causes import blockers, classed, merged, on_paths, raising, wrong
 from gradreg.diagnosis._measure import Measurement, measure, silent_paths
 from gradreg.diagnosis._penalty import Penalty, as_penalty
-from gradreg.diagnosis._remedies import FREEZE, remedy_of_error
+from gradreg.diagnosis._remedies import FREEZE, remedy, remedy_of_error
 from gradreg.diagnosis._report import UNSUPPORTED, WRONG, Cause, DoubleBackwardReport, ParameterReport
 from gradreg.diagnosis._structure import wrapper_causes
 from gradreg.diagnosis._trial import Trial
-from gradreg.engine import Record
+from gradreg.engine import RAISES, Record
 from gradreg.errors import CompatibilityError, GradregError
 from gradreg.model import unwrap
 
@@ -133,7 +133,10 @@ def _raised(record: Record, error: Exception) -> list[Cause]:
     if causes:
         return causes
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return [Cause("", type(error).__name__, "raises", remedy_of_error(str(error)), text=text)]
+    if record.raised is not None and not isinstance(error, GradregError):
+        call = record.raised
+        return [Cause(call.name, call.kind, RAISES, remedy(RAISES, call.kind, text), text=text)]
+    return [Cause("", type(error).__name__, RAISES, remedy_of_error(str(error)), text=text)]
 
 
 def _wrong(record: Record, found: Measurement) -> list[Cause]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -62,12 +61,15 @@ class Differences:
                 continue  # rounding hides the difference
             if abs(slope - known) <= self.agree * max(abs(slope), abs(known)) + noise:
                 return True
-            found.append((slope, noise))
-        for (one, noise), (other, _) in pairwise(found):
-            apart, gap = abs(one - other) + noise, abs(one - known)
-            if gap > 10 * apart and gap > 10 * self.agree * max(abs(one), abs(known)):
+            if found and self._apart(found[-1], (slope, noise), known):
                 return False
+            found.append((slope, noise))
         return None
+
+    def _apart(self, one: tuple[float, float], other: tuple[float, float], known: float) -> bool:
+        """Whether two differences agree with each other far better than with what is known."""
+        spread, gap = abs(one[0] - other[0]) + one[1], abs(one[0] - known)
+        return gap > 10 * spread and gap > 10 * self.agree * max(abs(one[0]), abs(known))
 
     def _slope(self, direction: Mapping[str, Tensor], step: float) -> tuple[float, float, bool]:
         """Return the difference quotient, its rounding error, and whether the values are the same but for rounding."""

@@ -91,7 +91,29 @@ def measure(trial: Trial, *, double: bool, resolution: float) -> Measurement:
         return found
     _settle_zeros(found, gradients, differences)
     _settle_others(found, gradients, differences)
+    if not trial.calm and any(report.blocked for report in found.parameters.values()):
+        return _without_moving_buffers(trial, found, double, resolution)
     return found
+
+
+def _without_moving_buffers(trial: Trial, found: Measurement, double: bool, resolution: float) -> Measurement:
+    """Look again without what a forward in train mode changes outside of the graph, such as vectors of spectral norms.
+
+    Differences follow such a change and gradients do not, by intention.
+    """
+    moving = trial.moving()
+    if not moving:
+        return found
+    trial.calm = list(moving.values())
+    again = measure(trial, double=double, resolution=resolution)
+    if again.error is not None or any(report.blocked for report in again.parameters.values()):
+        trial.calm = []
+        return found
+    names = ", ".join(moving)
+    trial.notes.append(
+        f"Measured with {names} in eval mode: in train mode buffers follow the parameters without gradient."
+    )
+    return again
 
 
 def silent_paths(found: Measurement, record: Record, names: dict[int, str]) -> list[GradientCall]:

@@ -15,7 +15,16 @@ from gradreg.batch import Batch, as_batch, map_tensors
 from gradreg.diagnosis._penalty import Penalty
 from gradreg.engine import Record, grad_mode, parameter_gradients, recorded
 from gradreg.errors import GradregWarning
-from gradreg.model import all_modules, call, devices_of, preserved_attributes, preserved_random_state, swapped, unwrap
+from gradreg.model import (
+    all_modules,
+    call,
+    devices_of,
+    preserved_attributes,
+    preserved_random_state,
+    swapped,
+    unwrap,
+    walk,
+)
 
 
 class Trial:
@@ -35,6 +44,8 @@ class Trial:
         self.model, self.inner, self.penalty, self.dtype = model, unwrap(model), penalty, dtype
         self.notes: list[str] = []
         self.through_wrapper = 0
+        self.calm: list[nn.Module] = []
+        """Modules that evaluations put in eval mode."""
         with grad_mode():
             self.batch = batch.map(self._data) if isinstance(batch, Batch) else map_tensors(self._data, batch)
             self.start = {name: self._copy(p) for name, p in self.inner.named_parameters()}
@@ -50,6 +61,17 @@ class Trial:
         with self.placed({}):
             value = self.penalty(self.model, self.batch)
             return value, parameter_gradients(value, self.inner)
+
+    def moving(self) -> dict[str, nn.Module]:
+        """Return the modules in train mode whose forward changes buffers on which their outputs depend, by name."""
+        with self.placed({}):
+            before = [
+                (name, module, part, part.clone()) for name, module in walk(self.inner) for part in _buffers(module)
+            ]
+            with suppress(Exception):
+                self.penalty(self.model, self.batch)
+            moved = {name: module for name, module, part, old in before if not torch.equal(part, old)}
+        return {name: module for name, module in moved.items() if module.training}
 
     def first_order(self) -> dict[str, Tensor | None]:
         """Return the gradient of the outputs, summed, at every trainable parameter; empty where they give none."""
@@ -71,9 +93,9 @@ class Trial:
         """
         with self.placed({}):
             names = {id(parameter): name for name, parameter in self.inner.named_parameters()}
-            with recorded(self.inner) as record:
-                with suppress(Exception):  # known already; what was recorded before tells where
-                    self.penalty(self.model, self.batch)
+            # what raises is known already; what was recorded before tells where
+            with recorded(self.inner) as record, suppress(Exception):
+                self.penalty(self.model, self.batch)
             yield record, names
 
     @contextmanager
@@ -96,6 +118,8 @@ class Trial:
             for module in (self.inner, self.penalty.module):
                 if module is not None:
                     self._replace(stack, module, values if module is self.inner else {})
+            for module in self.calm:
+                module.training = False  # an attribute, so it comes back with the others
             if self.model is not self.inner:
                 self._wrap(stack)
             yield
@@ -144,6 +168,13 @@ class Trial:
             text = str(warning.message)
             if issubclass(warning.category, GradregWarning) and text not in self.notes:
                 self.notes.append(text)
+
+
+def _buffers(module: nn.Module) -> list[Tensor]:
+    """Return the buffers of a module; not the running statistics of normalizations, which outputs in train mode ignore."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return []
+    return [buffer for buffer in module._buffers.values() if buffer is not None]
 
 
 def _plain(outputs: Any) -> Any:

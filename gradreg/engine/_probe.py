@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gradreg.engine._curvature import LINEAR, PIECEWISE, Curvature, curvature
-from gradreg.engine._record import Call
+from gradreg.engine._record import Call, is_differentiable
 from gradreg.model import allowed_attention_kernels
 
 
@@ -17,15 +18,15 @@ def probe(call: Call, active: list[int], *, verify: int = 0) -> Curvature:
 
     Args:
         call: The operation.
-        active: Which of its floating-point arguments to differentiate; none: all that are no parameters.
+        active: Which of its differentiable arguments to differentiate; none: all that are no parameters.
         verify: As for `curvature`.
 
     Returns:
         The class. A choice made by values that are differentiated (a mask, an index) counts as piecewise linear.
     """
     leaves, structure = pytree.tree_flatten(call.args)
-    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    places = [floats[i] for i in active] or [i for i in floats if not leaves[i].requires_grad]
+    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and is_differentiable(leaf)]
+    places = [floats[i] for i in active] or [i for i in floats if not isinstance(leaves[i], nn.Parameter)]
     if not places:
         return Curvature(LINEAR)
 
@@ -43,4 +44,5 @@ def probe(call: Call, active: list[int], *, verify: int = 0) -> Curvature:
 
 def _differentiable(output: Any) -> list[Tensor]:
     leaves = pytree.tree_leaves(output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and is_differentiable(leaf)]
+    return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in found]

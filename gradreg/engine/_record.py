@@ -25,8 +25,8 @@ class Call:
         kind: The class of the module, or the name of the function.
         run: The call as a function of its arguments.
         args: Positional and named arguments, tensors detached and copied; of a batch under vmap the first example.
-        sources: The place in the graph of every floating-point argument.
-        spans: Smallest and largest value of every floating-point argument.
+        sources: The place in the graph of every differentiable argument.
+        spans: Smallest and largest value of every differentiable argument.
         nodes: The places in the graph of its outputs.
         module: The module, if it is one.
         function: The class of the custom autograd Function that is, or runs inside, the call.
@@ -71,7 +71,7 @@ class GradientCall:
         return not self.between.isdisjoint(call.nodes)
 
     def active(self, call: Call) -> list[int]:
-        """Return which floating-point arguments of a call depend on what is differentiated with respect to."""
+        """Return which differentiable arguments of a call depend on what is differentiated with respect to."""
         return [i for i, source in enumerate(call.sources) if source in self.between or source in self.targets]
 
 
@@ -83,11 +83,13 @@ class Record:
         calls: Operations in the order in which they ended.
         gradients: The gradients taken, in order.
         backwards: How often `Tensor.backward()` was called.
+        raised: The innermost operation that raised, if one did.
     """
 
     calls: list[Call] = field(default_factory=list)
     gradients: list[GradientCall] = field(default_factory=list)
     backwards: int = 0
+    raised: Call | None = None
 
 
 @contextmanager
@@ -141,7 +143,9 @@ class _Recorder(TorchFunctionMode):
         if not self.open:
             return
         _, call = self.open.pop()
-        if call is not None:
+        if call is not None and output is None:
+            self.record.raised = self.record.raised or call
+        elif call is not None:
             self._done(call, output)
 
     def custom(self, cls: type, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,9 +157,7 @@ class _Recorder(TorchFunctionMode):
             return run(*args, **kwargs)
         call = self._call(self._here(), cls.__name__, run, args, kwargs)
         call.function = cls
-        output = run(*args, **kwargs)
-        self._done(call, output)
-        return output
+        return self._run(call, run, args, kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -173,7 +175,14 @@ class _Recorder(TorchFunctionMode):
                 self._remember(output, args)
             return output
         call = self._call(self._here(), kind.strip("_"), func, args, kwargs)
-        output = func(*args, **kwargs)
+        return self._run(call, func, args, kwargs)
+
+    def _run(self, call: Call, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            output = run(*args, **kwargs)
+        except Exception:
+            self.record.raised = self.record.raised or call
+            raise
         self._done(call, output)
         return output
 
@@ -197,7 +206,7 @@ class _Recorder(TorchFunctionMode):
     def _call(
         self, name: str, kind: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call:
-        floats = [leaf for leaf in _tensors((args, kwargs)) if leaf.is_floating_point()]
+        floats = [leaf for leaf in _tensors((args, kwargs)) if is_differentiable(leaf)]
         copies = {id(leaf): _copied(leaf) for leaf in _tensors((args, kwargs))}
         kept = pytree.tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
         return Call(
@@ -265,6 +274,11 @@ def leaves_below(tensors: list[Tensor]) -> set[int]:
     return found
 
 
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor is real or complex floating point."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
@@ -292,7 +306,7 @@ def _copied(tensor: Tensor) -> Tensor:
         copy = functorch.get_unwrapped(copy)
         if axis >= 0:
             copy = copy.select(axis, 0)
-    return copy
+    return copy.requires_grad_(tensor.requires_grad and is_differentiable(copy))  # some kernels are chosen by it
 
 
 def _span(tensor: Tensor) -> tuple[float, float]:
