@@ -52,6 +52,11 @@ _BY_NAME = (
         "trying to backward through the graph a second time",
         "build task loss and penalty on one graph, with one final backward.",
     ),
+    (
+        "appears to not have been used in the graph",
+        "differentiate with respect to the very tensor that the model goes on with, and slice the result (not the tensor); on a "
+        "linear path the gradient is a constant.",
+    ),
     ("modified by an inplace", "update out of place; backpropagate the penalty before any optimizer step."),
     ("batchnorm", _BATCH_NORM),
     ("layernorm", _NORM),
