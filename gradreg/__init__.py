@@ -8,6 +8,7 @@ from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
 from gradreg.diagnosis import check_double_backward as check_double_backward
+from gradreg.diagnosis import smooth_activations as smooth_activations
 from gradreg.engine import Plan as Plan
 from gradreg.engine import directional as directional
 from gradreg.engine import gradients as gradients
@@ -67,6 +68,7 @@ __all__ = [
     "probability",
     "regularizers",
     "schedules",
+    "smooth_activations",
     "token_loss",
     "top_logit",
     "true_logit",
