@@ -40,12 +40,16 @@ def on_paths(record: Record, paths: Iterable[GradientCall]) -> list[tuple[Call, 
     return list(found.values())
 
 
-def classed(calls: Iterable[tuple[Call, list[int]]], verify: int = 0) -> list[Classed]:
-    """Class operations; those inside modules alone where there are any, for what remains belongs to the scalar."""
+def inside(calls: Iterable[tuple[Call, list[int]]]) -> list[tuple[Call, list[int]]]:
+    """Return the operations inside modules where there are any: what remains belongs to the scalar."""
     given = list(calls)
-    inside = [item for item in given if not item[0].outside]
+    return [item for item in given if not item[0].outside] or given
+
+
+def classed(calls: Iterable[tuple[Call, list[int]]], verify: int = 0) -> list[Classed]:
+    """Class operations."""
     results = []
-    for call, active in inside or given:
+    for call, active in calls:
         found = probe(call, active, verify=verify)
         spans = [call.spans[i] for i in active] or call.spans[:1] or [(0.0, 0.0)]
         low, high = min(span[0] for span in spans), max(span[1] for span in spans)

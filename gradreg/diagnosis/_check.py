@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradreg.batch import as_batch
-from gradreg.diagnosis._causes import blockers, classed, merged, on_paths, raising, wrong
+from gradreg.diagnosis._causes import blockers, classed, inside, merged, on_paths, raising, wrong
 from gradreg.diagnosis._measure import Measurement, measure, silent_paths
 from gradreg.diagnosis._penalty import Penalty, as_penalty
 from gradreg.diagnosis._remedies import FREEZE, remedy, remedy_of_error
@@ -122,7 +122,7 @@ def _causes(trial: Trial, found: Measurement) -> list[Cause]:
         if found.moved or any(report.status == WRONG for report in found.parameters.values()):
             causes += _wrong(record, found)
         if not causes and silent:
-            causes += blockers(classed(on_paths(record, silent)))
+            causes += blockers(classed(inside(on_paths(record, silent))))
         return merged(causes) or _detached(record, found)
 
 

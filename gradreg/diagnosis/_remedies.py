@@ -87,17 +87,17 @@ def remedy(curvature: str, kind: str, text: str = "", custom: bool = False) -> s
     Returns:
         A sentence.
     """
+    found = f"{text} {kind}".lower()
+    known = next((advice for key, advice in _BY_NAME if key in found), "")
+    if curvature in (RAISES, WRONG) and known:
+        return known
     if custom and curvature in (PIECEWISE, WRONG, RAISES):
         return (
             f"write the backward of {kind} in differentiable torch operations on saved inputs and outputs (no "
             "once_differentiable, numpy or saved intermediates), and test it with torch.autograd.gradgradcheck."
         )
-    found = f"{text} {kind}".lower()
     if curvature in (RAISES, WRONG):
-        return next(
-            (advice for key, advice in _BY_NAME if key in found),
-            "replace it by one with a second derivative, or write it out in elementary operations.",
-        )
+        return "replace it by one with a second derivative, or write it out in elementary operations."
     if curvature in (PIECEWISE, PARTLY):
         return next((advice for key, advice in _BY_CLASS if key in kind.lower()), SMOOTH)
     return LINEAR_PATH if curvature == LINEAR else ""
