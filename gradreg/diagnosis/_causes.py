@@ -57,14 +57,24 @@ def classed(calls: Iterable[tuple[Call, list[int]]], verify: int = 0) -> list[Cl
     return results
 
 
-def blockers(operations: list[Classed]) -> list[Cause]:
-    """Return what keeps a path from being curved: its piecewise-linear operations, or the whole path if it is linear."""
+def blockers(operations: list[Classed], *, also_curved: bool) -> list[Cause]:
+    """Return what keeps a path from being curved: its piecewise-linear operations, or the whole path if it is linear.
+
+    Args:
+        operations: Those of the path.
+        also_curved: Whether what is curved is named where nothing else is, for it may be so by too little.
+
+    Returns:
+        The causes; none where the path is curved and something else is the matter.
+    """
+    curved = [operation for operation in operations if operation.curvature in (PARTLY, CURVED)]
     found = [operation for operation in operations if operation.curvature in (PIECEWISE, RAISES, WRONG)]
-    if not found:
-        found = [operation for operation in operations if operation.curvature in (PARTLY, CURVED)]
-    if found:
+    if curved and (also_curved or not found):
+        found = [*found, *curved] if also_curved else []
         return merged(operation.cause() for operation in found)
-    return _linear(operations)
+    if any(operation.curvature == CURVED for operation in curved):
+        return []
+    return merged(operation.cause() for operation in found) or _linear(operations)
 
 
 def raising(operations: list[Classed]) -> list[Cause]:

@@ -13,7 +13,7 @@ from gradreg.diagnosis._causes import blockers, classed, inside, merged, on_path
 from gradreg.diagnosis._measure import Measurement, measure, silent_paths
 from gradreg.diagnosis._penalty import Penalty, as_penalty
 from gradreg.diagnosis._remedies import FREEZE, remedy, remedy_of_error
-from gradreg.diagnosis._report import UNSUPPORTED, WRONG, Cause, DoubleBackwardReport, ParameterReport
+from gradreg.diagnosis._report import TINY, UNSUPPORTED, WRONG, Cause, DoubleBackwardReport, ParameterReport
 from gradreg.diagnosis._structure import wrapper_causes
 from gradreg.diagnosis._trial import Trial
 from gradreg.engine import RAISES, Record
@@ -122,7 +122,8 @@ def _causes(trial: Trial, found: Measurement) -> list[Cause]:
         if found.moved or any(report.status == WRONG for report in found.parameters.values()):
             causes += _wrong(record, found)
         if not causes and silent:
-            causes += blockers(classed(inside(on_paths(record, silent))))
+            tiny = any(report.status == TINY for report in found.parameters.values())
+            causes += blockers(classed(inside(on_paths(record, silent))), also_curved=tiny)
         return merged(causes) or _detached(record, found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,18 @@ from gradreg.diagnosis._trial import Trial
 STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
 """Relative steps; smaller ones straddle fewer kinks, larger ones drown less in rounding."""
 LOW_PRECISION_STEPS = (1e-2, 3e-3, 1e-3)
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """A central difference: its step, the two values, their slope, its rounding error, and whether rounding is all there is."""
+
+    step: float
+    above: float
+    below: float
+    slope: float
+    noise: float
+    flat: bool
 
 
 class Differences:
@@ -37,14 +50,14 @@ class Differences:
     def is_zero(self, names: Iterable[str], seed: int = 0) -> bool | None:
         """Return whether the penalty stays the same when these parameters move; None if that cannot be decided."""
         direction = {name: self._random(name, seed) for name in names}
-        slopes: list[float] = []
+        last: Quotient | None = None
         for step in self.steps:
-            slope, noise, zero = self._slope(direction, step)
-            if zero:
+            found = self._quotient(direction, step)
+            if found.flat:
                 return True
-            if abs(slope) > 3 * noise and any(abs(slope - other) <= 0.05 * abs(slope) for other in slopes):
+            if last is not None and self._contradict(last, found, 0.0) and self._smooth(direction, found, 0.0):
                 return False
-            slopes.append(slope)
+            last = found
         return None
 
     def is_right(self, gradients: Mapping[str, Tensor], seed: int = 0) -> bool | None:
@@ -54,29 +67,42 @@ class Differences:
         """
         direction = self._balanced(gradients, seed)
         known = float(sum(_along(gradients[name], value) for name, value in direction.items()))
-        found: list[tuple[float, float]] = []
+        last: Quotient | None = None
         for step in self.steps:
-            slope, noise, _ = self._slope(direction, step)
-            if noise > 0.01 * max(abs(slope), abs(known)):
+            found = self._quotient(direction, step)
+            size = max(abs(found.slope), abs(known))
+            if found.noise > 0.01 * size:
                 continue  # rounding hides the difference
-            if abs(slope - known) <= self.agree * max(abs(slope), abs(known)) + noise:
+            if abs(found.slope - known) <= self.agree * size + found.noise:
                 return True
-            if found and self._apart(found[-1], (slope, noise), known):
+            if last is not None and self._contradict(last, found, known) and self._smooth(direction, found, known):
                 return False
-            found.append((slope, noise))
+            last = found
         return None
 
-    def _apart(self, one: tuple[float, float], other: tuple[float, float], known: float) -> bool:
+    def _contradict(self, one: Quotient, other: Quotient, known: float) -> bool:
         """Whether two differences agree with each other far better than with what is known."""
-        spread, gap = abs(one[0] - other[0]) + one[1], abs(one[0] - known)
-        return gap > 10 * spread and gap > 10 * self.agree * max(abs(one[0]), abs(known))
+        spread, gap = abs(one.slope - other.slope) + one.noise, abs(one.slope - known)
+        return gap > 10 * spread and gap > 10 * self.agree * max(abs(one.slope), abs(known))
 
-    def _slope(self, direction: Mapping[str, Tensor], step: float) -> tuple[float, float, bool]:
-        """Return the difference quotient, its rounding error, and whether the values are the same but for rounding."""
+    def _smooth(self, direction: Mapping[str, Tensor], found: Quotient, known: float) -> bool:
+        """Whether a difference may accuse: the same on both sides, so no kink lies right here, and no rounding in between.
+
+        Kinks right here are common: ties of equal logits, black pixels under a ReLU without bias.
+        """
+        gap = abs(found.slope - known)
+        middle = self.trial.shifted({}, 0.0)
+        sides = abs((found.above - middle) - (middle - found.below)) / found.step
+        tiny = 1e-12 if found.step < 1e-3 else 1e-7
+        rough = max(abs(self.trial.shifted(direction, sign * tiny) - middle) for sign in (-1.0, 1.0))
+        return sides < 0.2 * gap and rough / found.step < 0.2 * gap
+
+    def _quotient(self, direction: Mapping[str, Tensor], step: float) -> Quotient:
         above, below = self.trial.shifted(direction, step), self.trial.shifted(direction, -step)
-        size = max(abs(above), abs(below), 1e-300)
-        rounding = 100 * self.eps * size
-        return (above - below) / (2 * step), rounding / step / 10, abs(above - below) <= rounding
+        rounding = 100 * self.eps * max(abs(above), abs(below), 1e-300)
+        return Quotient(
+            step, above, below, (above - below) / (2 * step), rounding / step / 10, abs(above - below) <= rounding
+        )
 
     def _random(self, name: str, seed: int) -> Tensor:
         """Return a random direction of the size of a parameter."""

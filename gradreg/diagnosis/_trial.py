@@ -168,8 +168,8 @@ class Trial:
             text = str(warning.message)
             if text.startswith("Using backward() with create_graph=True"):
                 text = (
-                    "The penalty calls backward(create_graph=True): `.grad` then holds first plus second order, and parameters are "
-                    "never freed. Take gradients with torch.autograd.grad or gradreg.gradients."
+                    "The penalty calls backward(create_graph=True): `.grad` then holds first plus second order, and "
+                    "parameters are never freed. Take gradients with torch.autograd.grad or gradreg.gradients."
                 )
                 self.notes.extend([text] if text not in self.notes else [])
             if issubclass(warning.category, GradregWarning) and text not in self.notes:
