@@ -197,6 +197,7 @@ def _compare(
             place = [int(i) for i in torch.unravel_index(away.argmax(), truth.shape)]
             raise AssertionError(
                 f"{what}{label}: {float(value[tuple(place)]):.10g} at {place}, the loop gives "
-                f"{float(truth[tuple(place)]):.10g} (largest entry {scale:.3g}). Usually a batching rule of torch; a loop, or an "
+                f"{float(truth[tuple(place)]):.10g} (largest entry {scale:.3g}). Usually a batching rule of "
+                f"torch; a loop, or an "
                 "equivalent formula without the operation, is right."
             )

@@ -27,11 +27,7 @@ def needs_targets(subject: Subject) -> str:
     try:
         after = trial.number(without)
     except GradregError as refusal:
-        if declared is False:
-            raise PropertyError(
-                f"Declared needs_targets=False, but without targets: {refusal}\nDeclare True."
-            ) from refusal
-        return "needed, and asked for"
+        return "needed, and asked for" if declared is not False else f"asked for by what it is made of: {refusal}"
     except Exception as problem:
         text = str(problem).splitlines()[0] if str(problem) else ""
         if declared is None:
@@ -61,15 +57,17 @@ def order(subject: Subject) -> str:
     finally:
         for probe in probes:
             probe.remove()
+    through = f"{reached[0]} through the model's modules"
     if subject.declared is None:
-        return f"{reached[0]}"
+        return through
     wanted = subject.declared.order
     demand(
-        reached[0] == wanted or reached[0] < wanted == 2,
+        reached[0] == wanted
+        or reached[0] < wanted <= 2,  # fewer, where no module lies behind what is differentiated by
         f"Declared order={wanted}, but a training step takes derivatives of order {reached[0]}: the penalty holds "
         f"{('no', 'first', 'second', 'third')[min(max(reached[0] - 1, 0), 3)]} derivatives, and one more is taken of it.",
     )
-    return f"{reached[0]}"
+    return f"{wanted}, {through}"
 
 
 def shared_forward(subject: Subject) -> str:

@@ -81,8 +81,8 @@ def check_regularizer(
 ) -> RegularizerReport:
     """Check all that should hold for a penalty on gradients, on copies in float64; raise with every property that does not.
 
-    Give a small model (tens of parameters) and three to eight examples: most of the cost is finite differences, four values per
-    parameter tensor for the first derivative and four gradients for the second. Model, batch and regularizer are left untouched.
+    Give a small model (tens of parameters) and three to eight examples; the cost is that of some hundred values of the penalty.
+    Model, batch and regularizer are left untouched.
 
     ==================== ==================================================================================================
     runs                 a finite scalar with a graph

@@ -167,11 +167,11 @@ def _copy_of(regularizer: Penalty) -> Penalty:
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert parameters, buffers and tensors that are plain attributes."""
+    """Convert parameters, buffers, and tensors and batches that are plain attributes."""
     module.to(dtype)
     for child in all_modules(module):
         for name, value in vars(child).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
+            if isinstance(value, Batch) or (isinstance(value, Tensor) and value.is_floating_point()):
                 vars(child)[name] = value.to(dtype)
 
 
