@@ -102,6 +102,21 @@ def test_by_hand() -> None:
     torch.testing.assert_close(second_pass, weight * beta * sigmoid * (1 - sigmoid))
 
 
+def test_the_base_alone_lowers_the_true_penalty_of_fixed_relu_heads() -> None:
+    model, x = two_heads(), torch.randn(64, 6)
+    model.heads.requires_grad_(False)
+    optimizer, regularizer = torch.optim.SGD(model.base.parameters(), 0.5), gr.regularizers.DiverseHeads()
+    values = []
+    with surrogate(model):
+        for _ in range(30):
+            penalty = regularizer(model, x)
+            values.append(float(penalty.detach()))
+            optimizer.zero_grad()
+            penalty.backward()
+            optimizer.step()
+    assert values[-1] < 0.5 * values[0], values
+
+
 def test_functions_and_attributes() -> None:
     model, x = OwnForward(), torch.randn(6, 4)
     y = model(x)

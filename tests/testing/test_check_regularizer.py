@@ -379,7 +379,10 @@ def test_the_order_is_measured() -> None:
     assert (
         "order=2, but a training step takes derivatives of order 3" in failures(SecondOrder(), only=["order"])["order"]
     )
-    assert check_regularizer(ThirdOrder(), net(), data(), only=["order"])["order"].detail == "3, 3 through the model's modules"
+    assert (
+        check_regularizer(ThirdOrder(), net(), data(), only=["order"])["order"].detail
+        == "3, 3 through the model's modules"
+    )
     assert "of order 2" in failures(Boasting(), only=["order"])["order"]
 
 
@@ -411,11 +414,15 @@ class ReadsIfThere(ReadsTargets):
 
 
 def test_the_need_of_targets_is_measured() -> None:
-    assert "loss() needs targets" in check_regularizer(ReadsTargets(), net(), data(), only=["needs_targets"])["needs_targets"].detail
+    report = check_regularizer(ReadsTargets(), net(), data(), only=["needs_targets"])
+    assert "loss() needs targets" in report["needs_targets"].detail
     assert "raises AttributeError" in failures(Careless(), only=["needs_targets"])["needs_targets"]
     assert "targets are read" in failures(ReadsIfThere(), only=["needs_targets"])["needs_targets"]
     assert "there is no error" in failures(AsksInVain(), only=["needs_targets"])["needs_targets"]
-    assert check_regularizer(SaysSo(), net(), data(), only=["needs_targets"])["needs_targets"].detail == "needed, and asked for"
+    assert (
+        check_regularizer(SaysSo(), net(), data(), only=["needs_targets"])["needs_targets"].detail
+        == "needed, and asked for"
+    )
 
 
 class InPlaceOnShared(InputGradient):
