@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradreg.diagnosis._trial import Trial
+from gradreg.model import walk
 
 STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
 """Relative steps; smaller ones straddle fewer kinks, larger ones drown less in rounding."""
@@ -40,6 +41,12 @@ class Differences:
         self.trial = trial
         self.steps = STEPS if double else LOW_PRECISION_STEPS
         self.agree = 1e-4 if double else 5e-2
+        # rows that embeddings leave without gradient by intention
+        self.padding = {
+            f"{name}.weight".lstrip("."): module.padding_idx
+            for name, module in walk(trial.inner)
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None
+        }
         self.eps = torch.finfo(torch.float64 if double else torch.float32).eps
 
     def steady(self) -> bool:
@@ -109,6 +116,9 @@ class Differences:
         start = self.trial.start[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode()))
         random = torch.randn(start.shape, generator=generator, dtype=torch.float64)
+        padding = self.padding.get(name)
+        if padding is not None:
+            random[padding] = 0
         size = max(float(start.abs().square().mean().sqrt()) if start.numel() else 0.0, 0.1)
         return (random * size).to(start)
 

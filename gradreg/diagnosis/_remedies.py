@@ -25,6 +25,10 @@ _NORM = (
     "write the normalization out (mean, variance, rsqrt), as gradreg.gradients(..., differentiable=True) does; or nn.RMSNorm, "
     "nn.GroupNorm."
 )
+_WEIGHT_NORM = (
+    "write it out, v * (g / v.norm()), as gradreg.gradients(..., differentiable=True) does: torch's kernel has a wrong second "
+    "derivative with respect to v."
+)
 _BATCH_NORM = "put it in eval mode (module.eval()), or use nn.GroupNorm."
 
 # By what a message of torch names, or the class or function, in lower case
@@ -59,6 +63,8 @@ _BY_NAME = (
     ),
     ("modified by an inplace", "update out of place; backpropagate the penalty before any optimizer step."),
     ("batchnorm", _BATCH_NORM),
+    ("weightnorm", _WEIGHT_NORM),
+    ("weight_norm", _WEIGHT_NORM),
     ("layernorm", _NORM),
     ("layer_norm", _NORM),
     ("instancenorm", _NORM),

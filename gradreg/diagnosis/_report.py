@@ -139,7 +139,7 @@ class DoubleBackwardReport:
             lines += [f"  {cause}" for cause in self.causes[:_MOST_CAUSES]]
             rest = self.causes[_MOST_CAUSES:]
             if rest:
-                lines.append(f"  and {len(rest)} more: {', '.join(cause.name or cause.kind for cause in rest)}")
+                lines.append(_cut(f"  and {len(rest)} more: {', '.join(cause.name or cause.kind for cause in rest)}"))
             lines += [f"Remedy: {remedy}" for remedy in dict.fromkeys(c.remedy for c in self.causes if c.remedy)]
         lines += [f"Note: {note}" for note in self.notes]
         return "\n".join(lines)

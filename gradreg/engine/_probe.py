@@ -30,6 +30,11 @@ def probe(call: Call, active: list[int], *, verify: int = 0) -> Curvature:
     if not places:
         return Curvature(LINEAR)
 
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for position, graded in zip(tensors, call.graded, strict=True):
+        if graded and not leaves[position].requires_grad:
+            leaves[position] = leaves[position].detach().requires_grad_()
+
     def run(points: list[Tensor]) -> list[Tensor]:
         given = list(leaves)
         for position, point in zip(places, points, strict=True):

@@ -33,6 +33,7 @@ class Call:
         selects: Whether a mask or index was computed from values that are differentiated.
         outside: Whether it ran in no module of the model.
         kernels: Which attention kernels were allowed.
+        graded: Which tensor arguments required grad, in order; some kernels are chosen by it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Call:
     selects: bool = False
     outside: bool = False
     kernels: tuple[bool, ...] = ()
+    graded: tuple[bool, ...] = ()
 
 
 @dataclass(eq=False)
@@ -219,6 +221,7 @@ class _Recorder(TorchFunctionMode):
             selects=any(id(leaf) in self.chosen for leaf in _tensors((args, kwargs))),
             outside=not self.open,
             kernels=attention_kernels(),
+            graded=tuple(leaf.requires_grad for leaf in _tensors((args, kwargs))),
         )
 
     def _done(self, call: Call, output: Any) -> None:
@@ -306,7 +309,7 @@ def _copied(tensor: Tensor) -> Tensor:
         copy = functorch.get_unwrapped(copy)
         if axis >= 0:
             copy = copy.select(axis, 0)
-    return copy.requires_grad_(tensor.requires_grad and is_differentiable(copy))  # some kernels are chosen by it
+    return copy
 
 
 def _span(tensor: Tensor) -> tuple[float, float]:

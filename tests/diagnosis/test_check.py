@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import gradreg as gr
 from gradreg.errors import CompatibilityError, GradregError
+from gradreg.testing import zoo
 from tests.diagnosis.small import FEATURE_GRADIENT, INPUT_GRADIENT, by_hand, examples, named, status, two_heads
 
 DIVERSE = gr.regularizers.DiverseHeads
@@ -141,6 +142,28 @@ def test_mixture_of_experts_with_hard_routing() -> None:
 
     report = gr.check_double_backward(Routed(), examples(), INPUT_GRADIENT)
     assert report.ok, str(report)
+
+
+def test_padding_rows_are_without_gradient_by_intention() -> None:
+    net = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 2))
+    ids = torch.tensor([[0, 1, 2], [3, 0, 0]])
+    report = gr.check_double_backward(net, ids, (gr.logit(0), gr.Activations("0")))
+    assert report.ok, str(report)
+    assert report.parameters["0.weight"].zero_share > 0.1
+
+
+def test_weight_normalization_is_right_with_gradreg_and_found_wrong_without() -> None:
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 2))
+    assert gr.check_double_backward(net, examples(), (gr.logit(0), gr.Params("*"))).ok
+
+    def plain(model: nn.Module, x: Tensor) -> Tensor:
+        found = torch.autograd.grad(model(x).sum(), list(model[0].parameters()), create_graph=True, allow_unused=True)
+        return sum(g.square().sum() for g in found if g is not None)
+
+    report = gr.check_double_backward(net, examples(), plain)
+    assert report.parameters["0.parametrizations.weight.original1"].status == "wrong"
+    assert named(report) == {"0.parametrizations.weight.0"}
+    assert "v * (g / v.norm())" in str(report)
 
 
 def test_one_curved_head_is_enough_for_the_base() -> None:
@@ -290,6 +313,32 @@ def test_a_penalty_at_its_minimum_says_so() -> None:
     report = gr.check_double_backward(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), examples(), inactive)
     assert not report.ok
     assert "0 on this batch" in str(report)
+
+
+# a sample: every way to be awkward, none of which is a fault
+ZOO = [
+    "mlp",
+    "tied_weights",
+    "counting",
+    "attention_without_weights",
+    "fake_causal_lm",
+    "bare_parameters",
+    "checkpointed",
+]
+
+
+@pytest.mark.parametrize("case", [case for case in zoo.CASES if case.name in ZOO], ids=lambda case: case.name)
+def test_awkward_models_raise_no_alarm(case: zoo.Case) -> None:
+    for name, wrt in case.wrts.items():
+        if name in ("params", "inputs"):
+            report = gr.check_double_backward(case.make_model(), case.make_batch(), (case.of, wrt))
+            assert report.ok, str(report)
+
+
+def test_a_diagnosis_leaves_the_fast_route_open() -> None:
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    gr.check_double_backward(net, examples(), (gr.logit(0), gr.Params("*")))
+    assert gr.plan(net, examples(), gr.logit(0), gr.Params("*")).route == "vmap"
 
 
 @pytest.mark.parametrize("make", [nn.ReLU, nn.Softplus])
