@@ -121,6 +121,8 @@ def _causes(trial: Trial, found: Measurement) -> list[Cause]:
         causes: list[Cause] = []
         if found.moved or any(report.status == WRONG for report in found.parameters.values()):
             causes += _wrong(record, found)
+        if not causes and silent and found.value == 0:
+            return [Cause("", "penalty", "cut", "look at a batch on which it is active.", text="it is 0 on this batch")]
         if not causes and silent:
             tiny = any(report.status == TINY for report in found.parameters.values())
             causes += blockers(classed(inside(on_paths(record, silent))), also_curved=tiny)
@@ -180,8 +182,6 @@ def _detached(record: Record, found: Measurement) -> list[Cause]:
                 text=f"the penalty depends on {', '.join(found.moved[:3])}, but its graph does not",
             )
         ]
-    if found.value == 0:
-        return [Cause("", "penalty", "cut", "look at a batch on which it is active.", text="it is 0 on this batch")]
     return []
 
 

@@ -33,6 +33,10 @@ _BATCH_NORM = "put it in eval mode (module.eval()), or use nn.GroupNorm."
 
 # By what a message of torch names, or the class or function, in lower case
 _BY_NAME = (
+    (
+        "not finite at an input",
+        "make the argument safe before the function (eps inside a root, a mask in front of it), not the result behind it.",
+    ),
     ("flash_attention", _ATTENTION),
     ("scaled_dot_product", _ATTENTION),
     ("multiheadattention", _ATTENTION),

@@ -67,6 +67,8 @@ def _classed(function: Function, inputs: list[Tensor], verify: int) -> Curvature
         tensor.numel() if s is None else tensor.numel() - int(s.count_nonzero())
         for tensor, s in zip(points, second, strict=True)
     )
+    if any(s is not None and not bool(torch.isfinite(s).all()) for s in second):
+        return Curvature(WRONG, zeros / max(total, 1), "its second derivative is not finite at an input")
     if verify >= 2:
         text = _disagreement(function, inputs, us, vs, second, verify)
         if text:

@@ -305,12 +305,15 @@ def test_a_random_penalty_is_not_accused() -> None:
     assert any("not deterministic" in note for note in report.notes)
 
 
-def test_a_penalty_at_its_minimum_says_so() -> None:
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_a_penalty_at_its_minimum_says_so(activation: Callable[[], nn.Module]) -> None:
     def inactive(model: nn.Module, batch: Any) -> Tensor:
         g = gr.gradients(model, batch, *INPUT_GRADIENT, differentiable=True)["inputs"]
         return (g.square().sum(1) - 1e6).relu().mean()
 
-    report = gr.check_double_backward(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), examples(), inactive)
+    report = gr.check_double_backward(
+        nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 3)), examples(), inactive
+    )
     assert not report.ok
     assert "0 on this batch" in str(report)
 

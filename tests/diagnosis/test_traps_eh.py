@@ -128,6 +128,8 @@ def test_e8_powers_and_guards(function: Callable[[Tensor], Tensor]) -> None:
     report = gr.check_double_backward(model, x, INPUT_GRADIENT)
     assert report.parameters["0.weight"].status == "wrong"
     assert "its gradient is nan" in str(report)
+    assert named(report) == {"1"}
+    assert "make the argument safe before the function" in advice(report)
 
 
 def test_e9_ties_of_the_top_logit() -> None:
