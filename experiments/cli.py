@@ -44,6 +44,12 @@ COMMANDS = {
         config="train",
         interrupted="The same command goes on from the last checkpoint.",
     ),
+    "check": Command(
+        "gradreg.experiments.check",
+        "say who hears of the penalties of an experiment, who does not, and why",
+        needs=("hydra", "sklearn"),
+        config="check",
+    ),
     "summarize": Command(
         "gradreg.experiments.summarize", "table over seeds: mean and spread of finished runs", needs=("hydra",)
     ),

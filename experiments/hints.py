@@ -21,12 +21,7 @@ def null_lists(arguments: Sequence[str], config_name: str) -> list[str]:
     Returns:
         One line per such override.
     """
-    from omegaconf import OmegaConf
-
-    primary: Any = OmegaConf.load(str(resources.files("gradreg.conf") / f"{config_name}.yaml"))
-    lists = {
-        key for item in primary.defaults if OmegaConf.is_dict(item) for key in item if OmegaConf.is_list(item[key])
-    }
+    lists = _lists(config_name)
     given = [argument.partition("=")[::2] for argument in arguments]
     return [
         f"{key.strip()}: {value.strip() or 'nothing'} is not allowed; allowed is a list of options. For none of them give "
@@ -34,6 +29,20 @@ def null_lists(arguments: Sequence[str], config_name: str) -> list[str]:
         for key, value in given
         if key.strip() in lists and f"{key}={value}" in arguments and value.strip() in ("", "null")
     ]
+
+
+def _lists(config_name: str) -> set[str]:
+    """Return the groups of which several options can be chosen, in a configuration and those that it is made of."""
+    from omegaconf import OmegaConf
+
+    primary: Any = OmegaConf.load(str(resources.files("gradreg.conf") / f"{config_name}.yaml"))
+    found: set[str] = set()
+    for item in primary.get("defaults", ()):
+        if OmegaConf.is_dict(item):
+            found |= {key for key in item if OmegaConf.is_list(item[key])}
+        elif item != "_self_":
+            found |= _lists(item)
+    return found
 
 
 def override_hints(arguments: Sequence[str], config_name: str) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from gradreg.errors import closest
 from gradreg.experiments.activations import ACTIVATIONS
 
-__all__ = ["train_problems"]
+__all__ = ["count_problems", "train_problems"]
 
 _COUNTS = ("steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every")
 _SIZES = ("count", "width", "components")  # of heads and bases
@@ -20,11 +20,11 @@ _RESERVED = {"task", "loss"}  # names that the logs use themselves
 
 def train_problems(config: Mapping[str, Any]) -> list[str]:
     """List what is wrong with the values, each with its path and what is allowed."""
-    problems = [problem for key in _COUNTS for problem in _count(key, config[key])]
+    problems = [problem for key in _COUNTS for problem in count_problems(key, config[key])]
     seed, threads = config["seed"], config["threads"]
     if not _is_integer(seed) or not 0 <= seed < 2**31:
         problems.append(f"seed: {seed!r} is not allowed; allowed are integers from 0 to {2**31 - 1}.")
-    problems += _count("threads", threads) if threads is not None else []
+    problems += count_problems("threads", threads) if threads is not None else []
     problems += _device(config["device"])
     if not config["arms"] and not config["upper_bound"]:
         problems.append("arms: nothing to train; select at least one, such as arms=[penalty], or keep upper_bound.")
@@ -53,7 +53,7 @@ def _arm(path: str, arm: Any, config: Mapping[str, Any]) -> list[str]:
     wanted = {"base", "heads", "proximal", "steps"} | ({"regularizers"} if path != "upper_bound" else set())
     problems = [f"{path}.{key}: missing." for key in sorted(wanted - set(arm))]
     problems += [f"{path}.{key}: unknown; allowed are {sorted(wanted)}." for key in sorted(set(arm) - wanted)]
-    problems += _count(f"{path}.steps", arm["steps"]) if "steps" in arm else []
+    problems += count_problems(f"{path}.steps", arm["steps"]) if "steps" in arm else []
     problems += [p for key in ("base", "heads") if key in arm for p in _counts_of(f"{path}.{key}", arm[key])]
     regularizers = arm.get("regularizers") or {}
     if not isinstance(regularizers, Mapping):
@@ -77,7 +77,7 @@ def _target(node: Any) -> str:
 def _counts_of(path: str, node: Any) -> list[str]:
     if not isinstance(node, Mapping):
         return [f"{path}: {node!r} describes no object; expected a _target_."]
-    problems = [p for key in _SIZES if node.get(key) is not None for p in _count(f"{path}.{key}", node[key])]
+    problems = [p for key in _SIZES if node.get(key) is not None for p in count_problems(f"{path}.{key}", node[key])]
     activation = node.get("activation")
     ours = _target(node).startswith("gradreg.")
     if ours and isinstance(activation, str) and activation != "???" and activation not in ACTIVATIONS:
@@ -120,7 +120,8 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _count(path: str, value: Any) -> list[str]:
+def count_problems(path: str, value: Any) -> list[str]:
+    """Say that a value is no integer from 1; empty if it is one."""
     if value == "???" or (_is_integer(value) and value >= 1):
         return []
     return [f"{path}: {value!r} is not allowed; allowed are the integers 1, 2, 3, ..."]
@@ -133,8 +134,8 @@ def _device(name: Any) -> list[str]:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         return [f"device: {name!r} is not allowed; allowed are auto, cpu, cuda, cuda:1, mps."]
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return [f"device: {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are available."]
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.devicecount_problems():
+        return [f"device: {name!r} was asked for, but {torch.cuda.devicecount_problems()} CUDA devices are available."]
     if device.type == "mps" and not torch.backends.mps.is_available():
         return ["device: 'mps' was asked for, but is not available."]
     return [] if device.type in ("cpu", "cuda", "mps") else [f"device: {name!r} is not supported; use auto or cpu."]

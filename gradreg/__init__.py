@@ -6,6 +6,9 @@ from gradreg import regularizers as regularizers
 from gradreg import schedules as schedules
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
+from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
+from gradreg.diagnosis import check_double_backward as check_double_backward
+from gradreg.diagnosis import smooth_activations as smooth_activations
 from gradreg.engine import Plan as Plan
 from gradreg.engine import directional as directional
 from gradreg.engine import gradients as gradients
@@ -38,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "Batch",
+    "DoubleBackwardReport",
     "Ensemble",
     "Features",
     "GradregError",
@@ -52,6 +56,7 @@ __all__ = [
     "across_heads",
     "all_logits",
     "as_batch",
+    "check_double_backward",
     "directional",
     "errors",
     "gradients",
@@ -65,6 +70,7 @@ __all__ = [
     "products",
     "regularizers",
     "schedules",
+    "smooth_activations",
     "token_loss",
     "top_logit",
     "true_logit",

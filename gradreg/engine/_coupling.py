@@ -25,7 +25,7 @@ def check_uncoupled(scalar: Tensor, points: Iterable[Tensor], normalized: dict[A
     if not normalized or scalar.grad_fn is None:
         return
     targets = {_node(point) for point in points}
-    between = _nodes_between(scalar.grad_fn, targets)
+    between = nodes_between(scalar.grad_fn, targets)
     names = list(dict.fromkeys(name for node, name in normalized.items() if node in between))
     if names:
         raise CoupledExamplesError(
@@ -39,7 +39,7 @@ def _node(tensor: Tensor) -> Any:
     return tensor.grad_fn if tensor.grad_fn is not None else ("leaf", id(tensor))
 
 
-def _nodes_between(start: Any, targets: set[Any]) -> set[Any]:
+def nodes_between(start: Any, targets: set[Any]) -> set[Any]:
     """Return the nodes of the graph from `start` down from which a target is reached."""
     reaches: dict[Any, bool] = {}
     stack = [(start, False)]

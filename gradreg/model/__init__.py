@@ -6,11 +6,14 @@ from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
 from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
 from gradreg.model._compatibility import unwrap as unwrap
+from gradreg.model._copy import copied as copied
 from gradreg.model._functional import cloned_buffers as cloned_buffers
 from gradreg.model._functional import parameter_aliases as parameter_aliases
 from gradreg.model._functional import swapped as swapped
 from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import SharedBase as SharedBase
+from gradreg.model._kernels import allowed_attention_kernels as allowed_attention_kernels
+from gradreg.model._kernels import attention_kernels as attention_kernels
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._run_heads import VMAP_FROM as VMAP_FROM
 from gradreg.model._run_heads import HeadsRun as HeadsRun

@@ -71,6 +71,10 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             problems.append(f"{label} has max_norm, which rewrites its weight in the forward; renormalize outside it.")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.scale_grad_by_freq and differentiable:
+            problems.append(
+                f"{label} has scale_grad_by_freq, under which gradients of gradients are wrong; set it to False."
+            )
         if isinstance(module, nn.EmbeddingBag) and differentiable:
             problems.append(f"{label} is an EmbeddingBag, which has no double backward; index an Embedding and sum.")
         if any(isinstance(parameter, nn.UninitializedParameter) for parameter in module._parameters.values()):

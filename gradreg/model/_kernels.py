@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -11,34 +11,8 @@ from torch import nn
 from gradreg.model._norms import written_out_norms
 from gradreg.model._walk import all_modules
 
-
-@contextmanager
-def _math_attention() -> Iterator[None]:
-    """Leave scaled dot-product attention no kernel but the math one; as `sdpa_kernel`, at a tenth of its cost.
-
-    Yields:
-        Nothing.
-    """
-    backends = torch.backends.cuda
-    before = (
-        backends.flash_sdp_enabled(),
-        backends.mem_efficient_sdp_enabled(),
-        backends.cudnn_sdp_enabled(),
-        backends.math_sdp_enabled(),
-    )
-    switches = (
-        backends.enable_flash_sdp,
-        backends.enable_mem_efficient_sdp,
-        backends.enable_cudnn_sdp,
-        backends.enable_math_sdp,
-    )
-    try:
-        for switch, enabled in zip(switches, (False, False, False, True), strict=True):
-            switch(enabled)
-        yield
-    finally:
-        for switch, enabled in zip(switches, before, strict=True):
-            switch(enabled)
+# Of flash, memory-efficient, cuDNN and math attention, the one that can be differentiated twice
+MATH_ONLY = (False, False, False, True)
 
 
 @contextmanager
@@ -67,7 +41,7 @@ def differentiable_kernels(
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, True)
         if twice:
-            stack.enter_context(_math_attention())
+            stack.enter_context(allowed_attention_kernels(MATH_ONLY))
             if torch.backends.cudnn.is_available() and any(
                 isinstance(module, nn.RNNBase) for module in all_modules(model)
             ):
@@ -75,3 +49,38 @@ def differentiable_kernels(
         if written_out:
             stack.enter_context(written_out_norms(model, len(modules or all_modules(model))))
         yield
+
+
+def attention_kernels() -> tuple[bool, ...]:
+    """Return which kernels of scaled dot-product attention are allowed: flash, memory-efficient, cuDNN, math."""
+    return tuple(enabled() for _, enabled in _switches())
+
+
+@contextmanager
+def allowed_attention_kernels(kernels: tuple[bool, ...]) -> Iterator[None]:
+    """Allow these kernels of scaled dot-product attention; as `sdpa_kernel`, at a tenth of its cost.
+
+    Args:
+        kernels: One flag a kernel, in the order of `attention_kernels`.
+
+    Yields:
+        Nothing.
+    """
+    before = attention_kernels()
+    try:
+        for (switch, _), enabled in zip(_switches(), kernels, strict=True):
+            switch(enabled)
+        yield
+    finally:
+        for (switch, _), enabled in zip(_switches(), before, strict=True):
+            switch(enabled)
+
+
+def _switches() -> tuple[tuple[Callable[[bool], None], Callable[[], bool]], ...]:
+    backends = torch.backends.cuda
+    return (
+        (backends.enable_flash_sdp, backends.flash_sdp_enabled),
+        (backends.enable_mem_efficient_sdp, backends.mem_efficient_sdp_enabled),
+        (backends.enable_cudnn_sdp, backends.cudnn_sdp_enabled),
+        (backends.enable_math_sdp, backends.math_sdp_enabled),
+    )

@@ -1,4 +1,4 @@
-"""LayerNorm and InstanceNorm written out, where the kernels of torch give wrong second derivatives."""
+"""LayerNorm, InstanceNorm and weight normalization written out, where the kernels of torch give wrong second derivatives."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class WrittenOutNorms(TorchFunctionMode):
-    """Compute layer and instance normalization from means and variances inside the context.
+    """Compute layer, instance and weight normalization from means and variances inside the context.
 
     Their kernels treat the saved mean and deviation as constants in the third derivative, and under `vmap(grad(...))` already in
     the second, so that what is differentiated again is wrong without any error (measured with torch 2.13; pytorch/pytorch#175754;
-    not so GroupNorm, RMSNorm or eval BatchNorm). Written out, every order is right. Low precision is computed in float32.
+    not so GroupNorm, RMSNorm or eval BatchNorm). That of weight normalization gives wrong second derivatives with respect to the
+    direction `v` (torch 2.13: `gradgradcheck` fails). Written out, every order is right. Low precision is computed in float32.
     """
 
     def __init__(self) -> None:
@@ -41,12 +42,23 @@ class WrittenOutNorms(TorchFunctionMode):
             centered = input - input.mean(axes, keepdim=True)
             scale = (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
             return _layer_norm(input, shape, weight, bias, eps), input.mean(axes, keepdim=True), scale
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
         if func in (torch.instance_norm, F.instance_norm) and _from_input(func, args, kwargs):
             return _instance_norm(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-_NORMS = frozenset((torch.layer_norm, F.layer_norm, torch.native_layer_norm, torch.instance_norm, F.instance_norm))
+_NORMS = frozenset(
+    (
+        torch.layer_norm,
+        F.layer_norm,
+        torch.native_layer_norm,
+        torch.instance_norm,
+        F.instance_norm,
+        torch._weight_norm,
+    )
+)
 
 
 @contextmanager
@@ -94,6 +106,14 @@ def _instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     shape = (1, -1, *[1] * (input.dim() - 2))
     weight, bias = (given[name].reshape(shape) if given[name] is not None else None for name in ("weight", "bias"))
     return _affine(_normalized(input, list(range(2, input.dim())), given["eps"]), weight, bias)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    precise = v.float() if v.dtype in (torch.float16, torch.bfloat16) else v
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else None
+    norm = torch.linalg.vector_norm(precise, dim=axes, keepdim=axes is not None)
+    weight: Tensor = (precise * (g / norm)).to(v.dtype)
+    return weight
 
 
 def _named(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ Example:
 
 from gradreg.testing import reference as reference
 from gradreg.testing import zoo as zoo
+from gradreg.testing.checks import REGULARIZER_PROPERTIES as REGULARIZER_PROPERTIES
+from gradreg.testing.checks import check_against_loop as check_against_loop
+from gradreg.testing.checks import check_regularizer as check_regularizer
 from gradreg.testing.compare import assert_same as assert_same
 
-__all__ = ["assert_same", "reference", "zoo"]
+__all__ = ["REGULARIZER_PROPERTIES", "assert_same", "check_against_loop", "check_regularizer", "reference", "zoo"]

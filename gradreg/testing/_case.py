@@ -24,6 +24,7 @@ class Case:
 
     Args:
         name: How tests call it.
+        what: What goes wrong with it in naive code, in a few words.
         make_model: Makes the model; the same parameters every time.
         make_batch: Makes the batch; the same values every time.
         of: The scalar to differentiate.
@@ -39,6 +40,7 @@ class Case:
     """
 
     name: str
+    what: str
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[], Batch]
     of: ScalarFunction
@@ -72,6 +74,7 @@ class Data:
 
 def make_case(
     name: str,
+    what: str,
     model: Callable[[], nn.Module],
     batch: Callable[[Data], Batch],
     of: ScalarFunction,
@@ -82,8 +85,41 @@ def make_case(
     train: bool = False,
     **wrts: Wrt | tuple[Wrt, ...],
 ) -> Case:
+    """Make a case from a model class and a recipe for its batch, both seeded.
+
+    Args:
+        name: How tests call it.
+        what: What goes wrong with it in naive code.
+        model: Makes the model; run under a fixed seed, then moved to the dtype.
+        batch: Makes the batch from `Data`, whose `normal(*shape)` and `integers(high, *shape)` give `[n, *shape]`.
+        of: The scalar to differentiate.
+        tags: Words, separated by blanks.
+        n: Number of examples.
+        dtype: Of parameters and inputs.
+        train: The mode of the model.
+        **wrts: With respect to what, by a short name.
+
+    Returns:
+        The case.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> from gradreg.testing import zoo
+        >>> class Gated(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.gate, self.value = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        ...     def forward(self, x):
+        ...         return self.gate(x).sigmoid() * self.value(x)
+        >>> gated = zoo.make_case(
+        ...     "gated", "two paths that multiply", Gated, lambda data: gr.Batch(data.normal(3)), gr.logit(0),
+        ...     inputs=gr.Inputs(), params=gr.Params("*"),
+        ... )
+        >>> zoo.check_case(gated)
+    """
     return Case(
         name=name,
+        what=what,
         make_model=seeded(model, dtype, train),
         make_batch=lambda: batch(Data(n, dtype)),
         of=of,

@@ -115,6 +115,7 @@ HEAD_CASES: tuple[Case, ...] = (
     *(
         make_case(
             f"{count}_decoders",
+            "heads that reconstruct the inputs, which the scalar reads besides",
             functools.partial(_heads, count, lambda: mlp(4, 2, 3)),
             vectors(3),
             reconstruction,
@@ -127,6 +128,7 @@ HEAD_CASES: tuple[Case, ...] = (
     *(
         make_case(
             f"{count}_autoencoders",
+            "members that reconstruct the inputs, which the scalar reads besides",
             functools.partial(_autoencoders, count),
             vectors(3),
             reconstruction,
@@ -139,6 +141,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "two_heads",
+        "two heads, run one after the other",
         lambda: _heads(2, _small_head),
         vectors(3),
         top_logit(centered=True),
@@ -148,9 +151,18 @@ HEAD_CASES: tuple[Case, ...] = (
         activations=Activations("**"),
         several=(Inputs(), Features(), Params("base.0.*")),
     ),
-    make_case("one_head", lambda: _heads(1, _small_head), vectors(3), all_logits(), tags="heads", **_WITH_HEADS),
+    make_case(
+        "one_head",
+        "a single head, which still has its axis",
+        lambda: _heads(1, _small_head),
+        vectors(3),
+        all_logits(),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
     make_case(
         "five_heads",
+        "enough heads to be run in one vmapped pass",
         lambda: _heads(5, _small_head),
         vectors(3),
         loss(F.cross_entropy),
@@ -162,15 +174,55 @@ HEAD_CASES: tuple[Case, ...] = (
         several=(Inputs(), Features(), Outputs(), Params("base.0.*")),
     ),
     make_case(
-        "many_heads", lambda: _heads(64, _small_head), vectors(3), top_logit(), tags="heads large", n=2, **_WITH_HEADS
+        "many_heads",
+        "64 heads",
+        lambda: _heads(64, _small_head),
+        vectors(3),
+        top_logit(),
+        tags="heads large",
+        n=2,
+        **_WITH_HEADS,
     ),
-    make_case("unequal_heads", _unequal_heads, vectors(3), all_logits(), tags="heads", **_WITH_HEADS),
-    make_case("heads_of_equal_shape", _heads_of_equal_shape, vectors(3), logit(0), tags="heads", **_WITH_HEADS),
-    make_case("tied_and_untied_heads", _tied_and_untied_heads, vectors(3), logit(0), tags="heads", **_WITH_HEADS),
-    make_case("partly_frozen_heads", _partly_frozen_heads, vectors(3), logit(0), tags="heads", **_WITH_HEADS),
+    make_case(
+        "unequal_heads",
+        "heads of different shapes, which cannot be stacked",
+        _unequal_heads,
+        vectors(3),
+        all_logits(),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
+    make_case(
+        "heads_of_equal_shape",
+        "heads of equal parameters that are different functions: a number, a hook, an activation",
+        _heads_of_equal_shape,
+        vectors(3),
+        logit(0),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
+    make_case(
+        "tied_and_untied_heads",
+        "a tie inside one head only",
+        _tied_and_untied_heads,
+        vectors(3),
+        logit(0),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
+    make_case(
+        "partly_frozen_heads",
+        "a frozen base, and frozen parameters in one head only",
+        _partly_frozen_heads,
+        vectors(3),
+        logit(0),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
     *(
         make_case(
             name,
+            "heads that do nothing, so that features and outputs are one tensor",
             functools.partial(_heads, count, nn.Identity),
             vectors(3, 4),
             loss(F.cross_entropy),
@@ -185,6 +237,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "prelu_heads",
+        "PReLU, which torch batches badly",
         lambda: _heads(4, lambda: nn.Sequential(nn.PReLU(), nn.Linear(4, 2)), lambda: mlp(3, 4, 4)),
         vectors(3),
         loss(F.cross_entropy),
@@ -193,6 +246,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "normalized_heads",
+        "LayerNorm in heads, which torch differentiates wrongly under vmap",
         lambda: _heads(4, lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))),
         vectors(3),
         logit(0),
@@ -201,6 +255,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "one_logit_heads",
+        "heads of one logit",
         lambda: _heads(4, lambda: mlp(4, 3, 1)),
         vectors(3),
         logit(0),
@@ -209,6 +264,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "heads_without_class_axis",
+        "heads that give a number per example",
         lambda: _heads(4, lambda: models.Flat(4)),
         vectors(3),
         all_logits(),
@@ -217,6 +273,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "in_place_heads",
+        "heads that overwrite the shared features, run in one pass",
         lambda: _heads(4, _in_place_head, lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh())),
         vectors(3),
         top_logit(),
@@ -225,6 +282,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "two_in_place_heads",
+        "heads that overwrite the shared features, run one after the other",
         lambda: _heads(2, _in_place_head, lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh())),
         vectors(3),
         top_logit(),
@@ -233,6 +291,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "mixed_heads",
+        "a scalar of all heads together",
         lambda: _heads(4, _small_head),
         vectors(3),
         across_heads(_disagreement),
@@ -242,6 +301,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "batch_norm_train_base",
+        "BatchNorm in train mode before the features, which is allowed",
         _batch_norm_base,
         vectors(3),
         logit(0),
@@ -252,9 +312,18 @@ HEAD_CASES: tuple[Case, ...] = (
         head_params=Params("heads.**"),
         activations=Activations("heads.*.0"),
     ),
-    make_case("batch_norm_eval_heads", _batch_norm_heads, vectors(3), logit(0), tags="heads", **_WITH_HEADS),
+    make_case(
+        "batch_norm_eval_heads",
+        "running statistics of their own in every head",
+        _batch_norm_heads,
+        vectors(3),
+        logit(0),
+        tags="heads",
+        **_WITH_HEADS,
+    ),
     make_case(
         "lstm_base",
+        "features selected from the tuple of an LSTM",
         lambda: SharedBase(
             nn.LSTM(3, 4, batch_first=True), [_small_head() for _ in range(4)], select=lambda output: output[1][0][-1]
         ),
@@ -265,6 +334,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "token_heads",
+        "a base with one mapping as its argument and features by name",
         lambda: SharedBase(models.MappingInput(), [mlp(3, 2) for _ in range(4)], select="score"),
         lambda data: Batch({"a": data.normal(3), "b": data.normal(4)}),
         all_logits(),
@@ -273,6 +343,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "ensemble",
+        "members of different classes, one with a buffer",
         _ensemble,
         vectors(3),
         true_logit(),
@@ -285,6 +356,7 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "ensemble_of_equals",
+        "members with keyword inputs, run in one pass",
         lambda: Ensemble([models.DictInputs() for _ in range(5)]),
         named_inputs,
         logit(0),

@@ -78,6 +78,7 @@ def _token_ids(causal: bool) -> Callable[[Data], Batch]:
 PLAIN_CASES: tuple[Case, ...] = (
     make_case(
         "mlp",
+        "plain layers: every kind of variable, alone and together",
         lambda: mlp(3, 4, 2),
         vectors(3),
         all_logits(),
@@ -87,6 +88,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "reused_module",
+        "one module called three times; its calls are apart as activations and summed as parameters",
         models.Reused,
         vectors(4),
         top_logit(),
@@ -95,10 +97,17 @@ PLAIN_CASES: tuple[Case, ...] = (
         params=ALL_PARAMS,
     ),
     make_case(
-        "two_names", models.TwoNames, vectors(4), logit(0), activations=Activations("*"), params=Params("second.*")
+        "two_names",
+        "one module under two names; torch's functional_call swaps it twice (pytorch/pytorch#164759)",
+        models.TwoNames,
+        vectors(4),
+        logit(0),
+        activations=Activations("*"),
+        params=Params("second.*"),
     ),
     make_case(
         "tied_weights",
+        "one parameter in two modules; its gradient is the sum of both",
         models.TiedWeights,
         vectors(4),
         margin(),
@@ -107,10 +116,17 @@ PLAIN_CASES: tuple[Case, ...] = (
         one=Params("decoder.weight"),
     ),
     make_case(
-        "unused_and_frozen", models.UnusedAndFrozen, vectors(4), true_logit(), inputs=Inputs(), params=ALL_PARAMS
+        "unused_and_frozen",
+        "parameters that are never used, do not matter, or are frozen",
+        models.UnusedAndFrozen,
+        vectors(4),
+        true_logit(),
+        inputs=Inputs(),
+        params=ALL_PARAMS,
     ),
     make_case(
         "dict_inputs",
+        "keyword inputs, one a constant, one of integers",
         models.DictInputs,
         named_inputs,
         log_probability(1),
@@ -121,6 +137,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "mapping_input",
+        "one mapping as the only argument, and outputs by name without logits",
         models.MappingInput,
         lambda data: Batch({"a": data.normal(3), "b": data.normal(4)}),
         logit(2, output="score"),
@@ -130,6 +147,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "tuple_inputs",
+        "positional inputs, one of integers, and a tuple of outputs",
         models.TupleInputs,
         lambda data: Batch((data.normal(3), data.integers(5, 2))),
         probability(0, output=1),
@@ -140,6 +158,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "dropout_eval",
+        "dropout that is off",
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 2)),
         vectors(3),
         logit(1),
@@ -149,6 +168,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "dropout_train",
+        "dropout that is on: one mask per example and forward",
         lambda: nn.Sequential(nn.Linear(3, 40), nn.Dropout(0.5), nn.Tanh(), nn.Linear(40, 2)),
         vectors(3),
         logit(1),
@@ -158,10 +178,18 @@ PLAIN_CASES: tuple[Case, ...] = (
         params=ALL_PARAMS,
     ),
     make_case(
-        "counting_buffer", models.Counting, vectors(3), _weighted, tags="writes_buffers", train=True, **EVERYWHERE
+        "counting_buffer",
+        "a buffer that changes in the forward and then matters: a second forward would differ",
+        models.Counting,
+        vectors(3),
+        _weighted,
+        tags="writes_buffers",
+        train=True,
+        **EVERYWHERE,
     ),
     make_case(
         "running_statistics",
+        "buffers written by assignment and in place, which vmap refuses",
         models.RunningStatistics,
         vectors(3),
         logit(0),
@@ -172,6 +200,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "convolutions",
+        "images, pooling and flattening",
         _convolutions,
         lambda data: Batch(data.normal(2, 4, 4), data.integers(3)),
         loss(F.cross_entropy),
@@ -181,6 +210,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "normalizations",
+        "LayerNorm and GroupNorm",
         lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.GroupNorm(2, 4), nn.Linear(4, 2)),
         vectors(3),
         loss(nn.CrossEntropyLoss(label_smoothing=0.1)),
@@ -188,6 +218,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "batch_norm_eval",
+        "BatchNorm with running statistics, which keeps examples apart",
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)),
         vectors(3),
         loss(F.cross_entropy),
@@ -195,6 +226,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "in_place_after_captured",
+        "a captured activation that the next layer overwrites",
         _in_place_after_captured,
         vectors(3),
         logit(0),
@@ -204,6 +236,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "in_place_first",
+        "a first layer that overwrites the inputs",
         lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
         vectors(3),
         logit(0),
@@ -212,6 +245,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "gru_tuple",
+        "a recurrent module that returns a tuple",
         models.TupleRecurrent,
         lambda data: Batch(data.normal(2, 3)),
         all_logits(),
@@ -222,6 +256,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "time_major",
+        "activations whose first axis is time, not the batch",
         models.TimeMajor,
         lambda data: Batch(data.normal(2, 3)),
         logit(0),
@@ -232,6 +267,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     *(
         make_case(
             f"transformer_norm_{'first' if norm_first else 'last'}",
+            "the stock transformer, whose inference path and fused attention must not be taken",
             functools.partial(models.Transformer, norm_first),
             _sequences,
             loss(F.cross_entropy),
@@ -244,6 +280,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "frozen_transformer",
+        "fused attention without any parameter that requires grad",
         _frozen_transformer,
         _sequences,
         logit(0),
@@ -254,6 +291,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     *(
         make_case(
             f"attention_{'with' if weights else 'without'}_weights",
+            "multi-head attention with a padding mask; without returned weights it is fused",
             functools.partial(models.Attention, weights),
             lambda data: Batch((data.normal(3, 4), torch.arange(3).expand(data.n, 3) > torch.arange(data.n)[:, None])),
             logit(2),
@@ -266,6 +304,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "bare_attention",
+        "scaled dot-product attention as a function, which has no double backward on its fast kernels",
         models.BareAttention,
         _sequences,
         logit(1),
@@ -273,19 +312,67 @@ PLAIN_CASES: tuple[Case, ...] = (
         inputs=Inputs(),
         params=ALL_PARAMS,
     ),
-    make_case("autoencoder", lambda: mlp(3, 2, 3), vectors(3), reconstruction, **EVERYWHERE),
-    make_case("weight_norm", _weight_norm, vectors(3), logit(1), inputs=Inputs(), params=ALL_PARAMS),
-    make_case("residual_reused_norm", models.Residual, vectors(4), logit(1), **EVERYWHERE),
-    make_case("bare_parameters", models.BareParameters, vectors(3), all_logits(), inputs=Inputs(), params=ALL_PARAMS),
-    make_case("branching", models.Branching, vectors(3), logit(1), tags="no_vmap", inputs=Inputs(), params=ALL_PARAMS),
     make_case(
-        "checkpointed", models.Checkpointed, vectors(3), logit(1), tags="no_vmap", inputs=Inputs(), params=ALL_PARAMS
+        "autoencoder",
+        "a scalar with two paths to the inputs",
+        lambda: mlp(3, 2, 3),
+        vectors(3),
+        reconstruction,
+        **EVERYWHERE,
     ),
     make_case(
-        "old_function", models.OldFunction, vectors(3), logit(1), tags="no_vmap", inputs=Inputs(), params=ALL_PARAMS
+        "weight_norm", "a parametrized weight", _weight_norm, vectors(3), logit(1), inputs=Inputs(), params=ALL_PARAMS
+    ),
+    make_case(
+        "residual_reused_norm",
+        "one normalization in every block, as in weight-tied residual networks",
+        models.Residual,
+        vectors(4),
+        logit(1),
+        **EVERYWHERE,
+    ),
+    make_case(
+        "bare_parameters",
+        "parameters in lists and dictionaries, one without axes, and no submodule",
+        models.BareParameters,
+        vectors(3),
+        all_logits(),
+        inputs=Inputs(),
+        params=ALL_PARAMS,
+    ),
+    make_case(
+        "branching",
+        "Python control flow on values, which vmap cannot follow",
+        models.Branching,
+        vectors(3),
+        logit(1),
+        tags="no_vmap",
+        inputs=Inputs(),
+        params=ALL_PARAMS,
+    ),
+    make_case(
+        "checkpointed",
+        "activation checkpointing, which torch.func refuses",
+        models.Checkpointed,
+        vectors(3),
+        logit(1),
+        tags="no_vmap",
+        inputs=Inputs(),
+        params=ALL_PARAMS,
+    ),
+    make_case(
+        "old_function",
+        "an old-style autograd.Function, which torch.func refuses",
+        models.OldFunction,
+        vectors(3),
+        logit(1),
+        tags="no_vmap",
+        inputs=Inputs(),
+        params=ALL_PARAMS,
     ),
     make_case(
         "token_ids",
+        "integer inputs, to be differentiated at the embedding",
         lambda: nn.Sequential(nn.Embedding(7, 4, padding_idx=0), models.MeanOverTokens(), mlp(4, 3, 2)),
         lambda data: Batch(data.integers(7, 5)),
         logit(1),
@@ -294,6 +381,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "causal_language_model",
+        "outputs as an object, shifted labels, -100, and a tied last layer",
         models.FakeForCausalLM,
         _token_ids(causal=True),
         loss(F.cross_entropy),
@@ -303,6 +391,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "token_classifier",
+        "one label per token, some of them ignored",
         models.FakeForTokenClassification,
         _token_ids(causal=False),
         token_loss(F.cross_entropy),
@@ -312,6 +401,7 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "token_outputs",
+        "outputs with an axis of tokens",
         lambda: mlp(4, 3, 2),
         lambda data: Batch(data.normal(3, 4), data.integers(2, 3)),
         logit(1),
@@ -319,17 +409,26 @@ PLAIN_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "regression",
+        "outputs without a class axis, and targets of floating point",
         lambda: models.Flat(3),
         lambda data: Batch(data.normal(3), data.normal()),
         loss(F.mse_loss),
         **EVERYWHERE,
     ),
-    make_case("single_example", lambda: mlp(3, 4, 2), vectors(3), all_logits(), n=1, **EVERYWHERE),
+    make_case("single_example", "a batch of one", lambda: mlp(3, 4, 2), vectors(3), all_logits(), n=1, **EVERYWHERE),
     make_case(
-        "float32", lambda: mlp(3, 4, 2), vectors(3), all_logits(), tags="float32", dtype=torch.float32, **EVERYWHERE
+        "float32",
+        "float32",
+        lambda: mlp(3, 4, 2),
+        vectors(3),
+        all_logits(),
+        tags="float32",
+        dtype=torch.float32,
+        **EVERYWHERE,
     ),
     make_case(
         "bfloat16",
+        "bfloat16, where sums must not be taken in low precision",
         lambda: mlp(3, 4, 2),
         vectors(3),
         all_logits(),

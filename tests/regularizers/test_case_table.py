@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import gradreg as gr
-from gradreg.model import swapped
 from gradreg.regularizers import Regularizer
+from gradreg.testing import check_regularizer
 from tests.cases import CASES, RegularizerCase
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -27,40 +25,11 @@ def test_the_table_the_configuration_and_the_public_names_agree() -> None:
 
 
 @EVERY
-def test_first_and_second_derivative(case: RegularizerCase) -> None:
-    model, batch, regularizer = case.make_model(), case.make_batch(), case.make()
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-    def value(*parameters: Tensor) -> Tensor:
-        with swapped(model, dict(zip(names, parameters, strict=True))):
-            return regularizer(model, batch)
-
-    parameters = [dict(model.named_parameters())[name] for name in names]
-    assert gradcheck(value, parameters, fast_mode=True)
-    assert gradgradcheck(value, parameters, fast_mode=True)
-
-
-@EVERY
-def test_permuting_examples_changes_nothing(case: RegularizerCase) -> None:
-    model, batch, regularizer = case.make_model(), case.make_batch(), case.make()
-    order = torch.randperm(len(batch))
-    torch.testing.assert_close(regularizer(model, batch[order]), regularizer(model, batch), rtol=1e-12, atol=1e-14)
-
-
-@EVERY
-def test_duplicating_the_batch_proves_the_reduction(case: RegularizerCase) -> None:
-    model, batch, regularizer = case.make_model(), case.make_batch(), case.make()
-    twice = batch[list(range(len(batch))) * 2]
-    factor = 1 if case.invariant_to_duplicates else 2
-    torch.testing.assert_close(regularizer(model, twice), factor * regularizer(model, batch), rtol=1e-12, atol=1e-14)
-
-
-@EVERY
-def test_single_example(case: RegularizerCase) -> None:
-    model, batch = case.make_model(), case.make_batch()
-    penalty = case.make()(model, batch[:1])
-    penalty.backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+def test_all_that_should_hold_for_a_regularizer(case: RegularizerCase) -> None:
+    """Derivatives, invariances, side effects, state, precision, declarations: see `check_regularizer`."""
+    reduction = "mean" if case.invariant_to_duplicates else "sum"
+    report = check_regularizer(case.make(), case.make_model(), case.make_batch(), reduction=reduction)
+    assert report["first_derivative"].status == report["second_derivative"].status == "passed"
 
 
 @EVERY

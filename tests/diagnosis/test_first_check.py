@@ -85,3 +85,59 @@ def test_it_leaves_no_trace() -> None:
     penalty(model, batch)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
+
+
+class Counting(nn.Module):
+    """An activation that counts the examples that it is given."""
+
+    rows = 0
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counting.rows += len(x)
+        return self.function(x)
+
+
+@pytest.mark.parametrize("function", [torch.relu, torch.nn.functional.softplus])
+def test_it_costs_less_than_two_forwards(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The first call is compared with the second one, in passes of the batch through the heads."""
+    base = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = gr.SharedBase(base, [nn.Sequential(nn.Linear(4, 8), Counting(function), nn.Linear(8, 3)) for _ in range(2)])
+    penalty, batch = gr.regularizers.DiverseHeads(of=gr.logit(0)), torch.randn(32, 6)
+    gr.gradients(model, batch, gr.logit(0), gr.Features(), differentiable=True)  # checks of the engine, once per model
+    spent = []
+    for _ in range(2):
+        Counting.rows = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            penalty(model, batch)
+        spent.append(Counting.rows / (2 * len(batch)))  # two heads
+    assert spent[1] == 1
+    # of 100 steps, each a forward and a backward of twice its cost, 2% are six forwards
+    assert spent[0] - spent[1] <= (2 if function is torch.relu else 0)
+
+
+def test_functions_are_found_too() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.first(x)))
+
+    model = gr.SharedBase(nn.Linear(6, 4), [Plain() for _ in range(2)])
+    with pytest.warns(ZeroSecondDerivativeWarning, match=r"Piecewise linear: heads\.0 \(relu\), heads\.1 \(relu\)"):
+        published(model)
+
+
+def test_softplus_above_its_threshold_is_measured_not_named() -> None:
+    model = seed_model(lambda: nn.Softplus(beta=100))
+    with torch.no_grad():
+        for head in model.heads:
+            head[0].bias.fill_(5.0)
+    with pytest.warns(ZeroSecondDerivativeWarning, match=r"heads\.0\.1 \(Softplus\)"):
+        published(model)
