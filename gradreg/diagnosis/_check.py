@@ -121,11 +121,13 @@ def _causes(trial: Trial, found: Measurement) -> list[Cause]:
         causes: list[Cause] = []
         if found.moved or any(report.status == WRONG for report in found.parameters.values()):
             causes += _wrong(record, found)
-        if not causes and silent and found.value == 0:
-            return [Cause("", "penalty", "cut", "look at a batch on which it is active.", text="it is 0 on this batch")]
         if not causes and silent:
             tiny = any(report.status == TINY for report in found.parameters.values())
             causes += blockers(classed(inside(on_paths(record, silent))), also_curved=tiny)
+            if found.value == 0:  # flat functions make it so, and so does a hinge that is not active
+                causes.append(
+                    Cause("", "penalty", "cut", "look at a batch on which it is active.", text="it is 0 on this batch")
+                )
         return merged(causes) or _detached(record, found)
 
 

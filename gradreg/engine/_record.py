@@ -59,7 +59,6 @@ class GradientCall:
         between: The nodes of the graph from which a tensor that is differentiated with respect to is reached.
         targets: The places of these tensors.
         upstream: Ids of the leaves from which these tensors were computed.
-        cut: Whether one of these tensors is a leaf that is no parameter.
         keeps_graph: Whether the result can be differentiated again.
     """
 
