@@ -346,7 +346,7 @@ def test_b14_a_custom_function_under_torch_func() -> None:
 
     net = nn.Sequential(nn.Linear(6, 4), Custom(Cube), nn.Linear(4, 2))
     with pytest.warns(SlowRouteWarning, match="setup_context"):
-        found = gr.gradients(net, examples(), gr.logit(0), gr.Params("0.weight"))["0.weight"]
+        found = gr.gradients(net, examples(), gr.logit(0), gr.Params("0.weight"), differentiable=True)["0.weight"]
     for i, x in enumerate(examples()):
         (expected,) = torch.autograd.grad(net(x[None])[0, 0], net[0].weight)
         torch.testing.assert_close(found[i], expected)
