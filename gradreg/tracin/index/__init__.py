@@ -1,0 +1,1 @@
+"""A store of training gradients on disk, and exact queries over it."""
