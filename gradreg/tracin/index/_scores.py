@@ -48,7 +48,8 @@ class BestRows:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return scores and rows, `[n_test, k]` both."""
-        assert self._scores is not None and self._rows is not None, "no row was added"
+        assert self._scores is not None, "no row was added"
+        assert self._rows is not None
         return self._scores, self._rows
 
 

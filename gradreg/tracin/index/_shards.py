@@ -73,7 +73,7 @@ class Shards:
             header, data_start = _header(path)
         except FileNotFoundError:
             return "missing"
-        except _Unreadable as error:
+        except _UnreadableError as error:
             return str(error)
         about = _about_of(header)
         digest = about.pop("sha256", None)
@@ -150,7 +150,7 @@ class Shards:
         """Read rows straight into a tensor; a memory map would count every page ever touched as resident."""
         path = self.path(checkpoint, shard_start)
         header, data_start = _header(path)
-        view = memoryview(into.numpy()).cast("B")
+        view = memoryview(into.numpy().data).cast("B")
         with path.open("rb", buffering=0) as handle:
             row_bytes = self.layout.size * into.element_size()
             handle.seek(data_start + header["vectors"]["data_offsets"][0] + (start - shard_start) * row_bytes)
@@ -176,7 +176,7 @@ class Shards:
         return {"index": self._key, "checkpoint": checkpoint, "start": start, "stop": stop}
 
 
-class _Unreadable(Exception):
+class _UnreadableError(Exception):
     pass
 
 
@@ -186,14 +186,14 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         if size < 8 or length > size - 8:
-            raise _Unreadable(f"truncated ({size} bytes)")
+            raise _UnreadableError(f"truncated ({size} bytes)")
         try:
             header: dict[str, Any] = json.loads(handle.read(length))
             end = max(item["data_offsets"][1] for name, item in header.items() if name != "__metadata__")
         except (ValueError, KeyError, TypeError) as error:
-            raise _Unreadable("not a safetensors file") from error
+            raise _UnreadableError("not a safetensors file") from error
     if size != 8 + length + end:
-        raise _Unreadable(f"truncated ({size} of {8 + length + end} bytes)")
+        raise _UnreadableError(f"truncated ({size} of {8 + length + end} bytes)")
     return header, 8 + length
 
 
@@ -209,7 +209,7 @@ def _about_of(header: dict[str, Any]) -> dict[str, Any]:
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(memoryview(tensors[name].numpy()).cast("B") if tensors[name].numel() else b"")
+        digest.update(memoryview(tensors[name].numpy().data).cast("B") if tensors[name].numel() else b"")
     return digest.hexdigest()
 
 

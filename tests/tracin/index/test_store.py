@@ -202,7 +202,7 @@ def test_differences_are_spelled_out(built):
     assert "spec.label: 'a' in the index, 'b' now" in str(caught.value)
     assert "data.rows" not in str(caught.value)  # what is equal is not listed
     other = Layout(ROWS + 1, CHECKPOINTS, SIZE, "float32", 4, 2)
-    with pytest.raises(IndexMismatchError, match="layout.rows: 23 in the index, 24 now"):
+    with pytest.raises(IndexMismatchError, match=r"layout\.rows: 23 in the index, 24 now"):
         Manifest(Numbers().identity(), other).write_or_read(built)
 
 
