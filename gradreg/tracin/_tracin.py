@@ -277,7 +277,17 @@ class TracIn:
         """
         from gradreg.tracin.index import build_index
 
-        return build_index(self, train, path, workers=workers, shard_rows=shard_rows, max_size=max_size)
+        return build_index(
+            self.spec,
+            train,
+            path,
+            memory=self.memory,
+            chunk_size=self.chunk_size,
+            collate=self.collate,
+            workers=workers,
+            shard_rows=shard_rows,
+            max_size=max_size,
+        )
 
     def _query(self, per: str | None, tokens: str, aggregate: bool) -> Query:
         if per not in (None, "layer", "token"):

@@ -19,7 +19,10 @@ class Source(Protocol):
     checkpoints: int
     size: int
     dtype: str
-    batch_rows: int
+
+    @property
+    def batch_rows(self) -> int:
+        """Examples per forward and backward."""
 
     def identity(self) -> Mapping[str, Any]:
         """Return fingerprints of all that decides the numbers, as plain values."""
