@@ -62,15 +62,13 @@ def _rate(folder: Path) -> tuple[float | None, str]:
     log, step = _log(folder)
     if step is not None and step in log:
         return log[step], f"trainer_state.json, logged at step {step}"
-    if (folder / "optimizer.pt").is_file():
-        rate = rate_of_groups(load_torch(folder / "optimizer.pt")["param_groups"], str(folder / "optimizer.pt"))
-        if rate is not None:
-            return rate, "optimizer.pt"
-    if (folder / "scheduler.pt").is_file():
-        last = load_torch(folder / "scheduler.pt").get("_last_lr", [])
-        rate = rate_of_groups([{"lr": value} for value in last], str(folder / "scheduler.pt"))
-        if rate is not None:
-            return rate, "scheduler.pt"
+    for name in ("optimizer.pt", "scheduler.pt"):
+        if (folder / name).is_file():
+            content = load_torch(folder / name)
+            groups = content.get("param_groups") or [{"lr": value} for value in content.get("_last_lr", [])]
+            rate, origin = rate_of_groups(groups, name)
+            if rate is not None or origin != name:
+                return rate, origin
     earlier = [known for known in log if step is None or known <= step]
     if earlier:
         return log[max(earlier)], f"trainer_state.json, logged at step {max(earlier)}"

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gradreg.errors import CheckpointError
-
 __all__ = ["Source", "as_rate", "rate_of_groups"]
 
 
@@ -43,16 +41,9 @@ def as_rate(value: Any) -> float | None:
     return None
 
 
-def rate_of_groups(groups: Sequence[Mapping[str, Any]], place: str) -> float | None:
-    """Return the learning rate that all parameter groups of an optimizer share.
-
-    Raises:
-        CheckpointError: If they differ.
-    """
+def rate_of_groups(groups: Sequence[Mapping[str, Any]], origin: str) -> tuple[float | None, str]:
+    """Return the learning rate that all parameter groups of an optimizer share, and where it stands; None if they differ."""
     rates = {rate for group in groups if (rate := as_rate(group.get("lr"))) is not None}
     if len(rates) > 1:
-        raise CheckpointError(
-            f"{place}: the parameter groups of the optimizer have different learning rates ({sorted(rates)}). Say which one "
-            "weighs this checkpoint: Checkpoint(path, learning_rate=...)."
-        )
-    return rates.pop() if rates else None
+        return None, f"{origin}, whose groups have different ones: {sorted(rates)}"
+    return (rates.pop() if rates else None), origin

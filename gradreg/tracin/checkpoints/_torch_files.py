@@ -71,9 +71,8 @@ def mapping_source(content: Any, place: str) -> Source:
         rate, origin = as_rate(content.get("lr")), "key 'lr'"
     optimizer = next((content[key] for key in _OPTIMIZERS if _groups(content.get(key))), None)
     if rate is None:
-        rate = rate_of_groups(_groups(optimizer), place)
-        found = "the optimizer's parameter groups"
-        origin = found if rate is not None else f"keys 'learning_rate' and 'lr', and {found}"
+        rate, origin = rate_of_groups(_groups(optimizer), "the optimizer's parameter groups")
+        origin = origin if rate is not None else f"keys 'learning_rate' and 'lr', and {origin}"
     read = None if optimizer is None else lambda: _optimizer(content, place)
     return Source(place, lambda: weights, rate, origin, read)
 
