@@ -47,6 +47,19 @@ COMMANDS = {
     "summarize": Command(
         "gradreg.experiments.summarize", "table over seeds: mean and spread of finished runs", needs=("hydra",)
     ),
+    "index": Command(
+        "gradreg.experiments.attribution.index",
+        "store training gradients, to ask which training examples matter",
+        needs=("hydra",),
+        config="index",
+        interrupted="The same command goes on where it stopped.",
+    ),
+    "query": Command(
+        "gradreg.experiments.attribution.query",
+        "proponents and opponents of test examples: table, JSON, CSV and a page",
+        needs=("hydra",),
+        config="query",
+    ),
 }
 
 

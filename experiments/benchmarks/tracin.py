@@ -34,7 +34,7 @@ import torch.nn.functional as F
 
 from gradreg.experiments.benchmarks.diverse_heads import resident
 from gradreg.experiments.benchmarks.tracin_contestants import CONTESTANTS, PEERS
-from gradreg.experiments.benchmarks.tracin_problems import CORNER, PROBLEMS, Problem, load_problem, truth
+from gradreg.experiments.benchmarks.tracin_problems import PROBLEMS, Problem, load_problem, truth
 
 PLAIN = "plain pass"
 
@@ -70,7 +70,7 @@ def measure(contestant: str, problem_name: str, folder: Path, seconds: float) ->
     result = {"seconds": min(times), "repeats": len(times), "MiB": memory}
     if scores is not None:
         expected = truth(problem, folder)
-        found = scores[: CORNER[0], : CORNER[1]].double()
+        found = scores[: problem.corner[0], : problem.corner[1]].double()
         same_shape = tuple(scores.shape) == (len(problem.test[1]), len(problem.train[1]))
         result["error"] = float((found - expected).abs().max() / expected.abs().max()) if same_shape else None
         result["shape"] = list(scores.shape)

@@ -29,7 +29,7 @@ def gradreg(problem: Problem, scratch: Path) -> Tensor:
         gr.Checkpoint(saved["model"], learning_rate=saved["learning_rate"])
         for saved in (torch.load(path, weights_only=True) for path in problem.checkpoints)
     ]
-    tracin = gr.TracIn(problem.model, of=gr.loss(F.cross_entropy), checkpoints=checkpoints, progress=False)
+    tracin = gr.TracIn(problem.model, of=gr.loss(F.cross_entropy), checkpoints=checkpoints, show_progress=False)
     return tracin.influence(problem.train, problem.test)
 
 

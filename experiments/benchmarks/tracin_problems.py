@@ -15,7 +15,6 @@ from torch.func import functional_call, grad, vmap
 __all__ = ["PROBLEMS", "Problem", "load_problem", "truth"]
 
 RATES = (0.1, 0.05, 0.02)
-CORNER = (64, 256)  # tests and training rows of the truth, where the whole would take minutes
 
 
 class Classifier(nn.Module):
@@ -93,6 +92,7 @@ class Recipe:
     train: int
     epochs: int = 4
     chunk: int = 128  # rows at a time where whole gradients are built
+    corner: tuple[int, int] = (64, 256)  # tests and training rows that are compared with the truth
 
 
 PROBLEMS = {
@@ -100,7 +100,7 @@ PROBLEMS = {
     "MLP 64-256-256-10": Recipe(lambda: mlp(64, 256, 256, 10), digits, 1437),
     "MLP 64-1024-1024-10": Recipe(lambda: mlp(64, 1024, 1024, 10), digits, 1437),
     "small CNN": Recipe(small_cnn, images, 1437),
-    "BERT 4 x 256": Recipe(Classifier, texts, 512, epochs=1, chunk=16),
+    "BERT 4 x 256": Recipe(Classifier, texts, 512, epochs=1, chunk=16, corner=(16, 64)),
 }
 
 
@@ -114,6 +114,7 @@ class Problem:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     chunk: int
+    corner: tuple[int, int]
 
     def load(self, model: nn.Module, path: Path) -> float:
         """Load a checkpoint; return its learning rate."""
@@ -141,7 +142,7 @@ def load_problem(name: str, folder: Path) -> Problem:
                     F.cross_entropy(model(train[0][rows]), train[1][rows]).backward()
                     optimizer.step()
             torch.save({"model": model.state_dict(), "learning_rate": rate}, path)
-    return Problem(name, model.eval(), paths, train, test, recipe.chunk)
+    return Problem(name, model.eval(), paths, train, test, recipe.chunk, recipe.corner)
 
 
 def per_example(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]:
@@ -156,7 +157,7 @@ def per_example(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor, Tensor
 def truth(problem: Problem, folder: Path) -> Tensor:
     """Return the scores of the first tests and training rows in float64; computed once and kept in the folder."""
     file = folder / f"{problem.name.replace(' ', '-')}-truth.pt"
-    tests, rows = CORNER
+    tests, rows = problem.corner
     if not file.exists():
         model = problem.model.double()
         total = torch.zeros(tests, rows, dtype=torch.float64)

@@ -52,6 +52,10 @@ class TracInSource:
             self._batch_rows = max(1, min(budget.chunk("train"), _LARGEST_BATCH))
         return self._batch_rows
 
+    def fixed_layout(self) -> dict[str, Any]:
+        """Return the parts of a layout that nobody chooses."""
+        return {"rows": self.rows, "checkpoints": self.checkpoints, "size": self.size, "dtype": self.dtype}
+
     def identity(self) -> dict[str, Any]:
         """Return fingerprints of all that decides the numbers."""
         spec = self._spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,21 @@ def build_index(
     workers: int = 1,
     shard_rows: int | None = None,
     max_size: int | str = "20 GiB",
+    only_open: bool = False,
 ) -> GradientIndex:
     """Compute what is missing of an index, and open it; see `TracIn.index`.
+
+    Args:
+        spec: What is computed.
+        train: Training examples.
+        path: The folder.
+        memory: Bytes to hold at a time.
+        chunk_size: Examples at a time, or None.
+        collate: From a list of rows to a batch.
+        workers: Processes on this machine.
+        shard_rows: Examples per file.
+        max_size: Of the index.
+        only_open: Compute nothing: refuse an index that is absent or has missing shards.
 
     Raises:
         GradregError: If it would be larger than `max_size`, or `shard_rows` is below 1.
@@ -46,6 +60,10 @@ def build_index(
     with opened(spec) as passes:
         source = TracInSource(passes, Reader(rows, "train", passes.device), memory, chunk_size)
         row_bytes = source.size * passes.dtype.itemsize
+        if only_open:
+            found = Manifest.read(folder)
+            found.refuse_other(Manifest(source.identity(), replace(found.layout, **source.fixed_layout())), folder)
+            return GradientIndex(folder, spec, rows, found, memory=memory, collate=collate)
         _refuse_size(source, row_bytes, limit, projected=spec.projection is not None)
         manifest = Manifest(source.identity(), _layout(source, row_bytes, shard_rows)).write_or_read(folder)
         with tqdm(desc="Index", unit="shard", disable=None if spec.show_progress else True) as bar:
@@ -63,7 +81,7 @@ def _layout(source: TracInSource, row_bytes: int, shard_rows: int | None) -> Lay
     if shard_rows is None:
         fitting = min(_SHARD_ROWS, _SHARD_BYTES // row_bytes)
         shard_rows = max(1, fitting // batch) * batch  # whole batches
-    return Layout(source.rows, source.checkpoints, source.size, source.dtype, shard_rows, min(batch, shard_rows))
+    return Layout(**source.fixed_layout(), shard_rows=shard_rows, batch_rows=min(batch, shard_rows))
 
 
 def _refuse_size(source: TracInSource, row_bytes: int, limit: int, *, projected: bool) -> None:
