@@ -10,6 +10,7 @@ from gradreg.engine import Plan as Plan
 from gradreg.engine import directional as directional
 from gradreg.engine import gradients as gradients
 from gradreg.engine import plan as plan
+from gradreg.engine import products as products
 from gradreg.errors import GradregError as GradregError
 from gradreg.errors import ZeroSecondDerivativeWarning as ZeroSecondDerivativeWarning
 from gradreg.model import Ensemble as Ensemble
@@ -66,6 +67,7 @@ __all__ = [
     "penalties",
     "plan",
     "probability",
+    "products",
     "read_checkpoints",
     "regularizers",
     "schedules",

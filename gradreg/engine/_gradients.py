@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from gradreg.engine._capture import capture_gradients
 from gradreg.engine._params import VMAP_FAULTS, check_on_few, loop_gradients, summed_gradients, vmap_gradients
 from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import Decision, decide, note_vmap_refusal, refusal_text
+from gradreg.engine._routes import Decision, decide, factors_refusal, note_vmap_refusal, refusal_text
 from gradreg.engine._session import current_session
+from gradreg.engine.factors import Factors, collect
 from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning, warn
+from gradreg.model import train_mode_batch_norms
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Params, Wrt
 
@@ -108,6 +110,8 @@ def run(request: Request, decision: Decision) -> dict[str, Tensor]:
 
 
 def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
+    if decision.params == "factors":
+        return _written_out(request)
     if decision.joint:
         return loop_gradients(request, joint=True)
     check_on_few(request, vmapped=decision.params == "vmap")
@@ -136,6 +140,33 @@ def _per_example(request: Request, decision: Decision) -> dict[str, Tensor]:
                 SlowRouteWarning,
             )
         return result
+
+
+def _written_out(request: Request) -> dict[str, Tensor]:
+    """Write out the gradients that the factors stand for, a chunk of examples at a time."""
+    parts: list[dict[str, Tensor]] = []
+    for chunk in request.batch.chunks(request.chunk_size or len(request.batch)):
+        factors = factors_of(replace(request, batch=chunk), each_target=True)
+        n, targets = len(chunk), factors.targets
+        parts.append(
+            {
+                name: factors.gradient(name).reshape(n, *targets, *parameter.shape).to(parameter.dtype)
+                for name, parameter in request.params.items()
+            }
+        )
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+
+
+def factors_of(request: Request, *, each_target: bool = False) -> Factors:
+    """Return the layer factors of the parameters of a request; parameters that no layer serves take another route."""
+    refusal = factors_refusal(request, train_mode_batch_norms(request.inner))
+    return collect(request, _fallen_back, each_target=each_target, refusal=refusal)
+
+
+def _fallen_back(request: Request, params: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    rest = replace(request, params=params, route="auto")
+    found = _per_example(rest, decide(rest, factors=False))
+    return {name: value.detach() for name, value in found.items()}
 
 
 def _members(request: Request) -> list[Tensor]:

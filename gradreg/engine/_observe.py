@@ -111,6 +111,7 @@ def observe(
     copies: bool = True,
     protect: bool = True,
     fuse: ScalarFunction | None = None,
+    heads_apart: bool = False,
 ) -> Capture:
     """Run the model once and record the wanted points.
 
@@ -125,6 +126,7 @@ def observe(
         copies: Whether heads get copies of their own of the wanted shared inputs.
         protect: Whether the caller's inputs are kept from layers that work in place.
         fuse: A scalar that is the only one wanted; its gradient at the features of equal heads comes with the forward.
+        heads_apart: Whether heads run one by one, so that hooks inside them see ordinary tensors.
 
     Returns:
         The outputs and the recorded points.
@@ -153,6 +155,8 @@ def observe(
     if any(value is not named[name] for name, value in values.items()):
         capture.batch = batch.with_inputs(values)
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
+    if tap is not None and heads_apart:
+        tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
     if tap is not None and fuse is not None and differentiable and not at and only:
         tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)

@@ -193,7 +193,7 @@ def _cost(request: Request, decision: Decision, targets: int) -> float:
     if decision.params == "batch":
         sums = _leading(request)[0] if request.per == "group" else 1
         cost += _FORWARD + sums * targets * _BACKWARD
-    elif decision.params == "vmap":
+    elif decision.params in ("factors", "vmap"):
         cost += _FORWARD + targets * _BACKWARD
     elif decision.params == "loop":
         # one forward for all and a full backward each, or a forward and backward of one n-th of the batch each

@@ -27,7 +27,7 @@ from gradreg.scalars import AcrossHeads, ScalarFunction, bind
 from gradreg.wrt import Activations, Features, Inputs, Outputs, Params, Wrt, as_wrt, match_names
 
 PER = ("example", "group", "batch")
-ROUTES = ("auto", "capture", "vmap", "batch", "loop")
+ROUTES = ("auto", "capture", "factors", "vmap", "batch", "loop")
 RANDOMNESS = ("different", "same", "error")
 
 

@@ -39,7 +39,7 @@ class Decision:
         return " + ".join(dict.fromkeys(name for name in (self.points, self.params) if name))
 
 
-def decide(request: Request) -> Decision:
+def decide(request: Request, *, factors: bool = True) -> Decision:
     """Choose the routes of a request.
 
     Raises:
@@ -50,7 +50,7 @@ def decide(request: Request) -> Decision:
     if request.points:
         decision.points = _points_route(request, norms, decision)
     if request.params:
-        decision.params = _params_route(request, norms, decision)
+        decision.params = _params_route(request, norms, decision, factors)
     taken = {decision.points, decision.params}
     if request.route not in ("auto", *taken):
         raise RouteError(
@@ -72,7 +72,7 @@ def _points_route(request: Request, norms: list[str], decision: Decision) -> str
     return "capture"
 
 
-def _params_route(request: Request, norms: list[str], decision: Decision) -> str:
+def _params_route(request: Request, norms: list[str], decision: Decision, factors: bool) -> str:
     decision.rejected["capture"] = "capture serves inputs, features, activations and outputs"
     if request.per != "example":
         # sums need one backward each, whatever route serves the points
@@ -81,6 +81,12 @@ def _params_route(request: Request, norms: list[str], decision: Decision) -> str
         decision.rejected.pop("batch", None)
         return "batch"
     decision.rejected["batch"] = 'batch serves per="group" and per="batch"'
+    unfit = factors_refusal(request, norms) if factors else "it was tried"
+    if unfit is None and request.route in ("auto", "factors"):
+        for other in ("vmap", "loop"):
+            decision.rejected[other] = "one ordinary forward and backward gives the factors of all examples"
+        return "factors"
+    decision.rejected["factors"] = unfit or f"route={request.route!r} was asked for"
     decision.joint = bool(norms)
     if len(request.batch) == 1 and request.route == "auto":
         decision.rejected["vmap"] = "there is one example"
@@ -96,6 +102,19 @@ def _params_route(request: Request, norms: list[str], decision: Decision) -> str
     return "loop"
 
 
+def factors_refusal(request: Request, norms: list[str]) -> str | None:
+    """Return why layer factors cannot serve a request at all, if so."""
+    if request.differentiable:
+        return "layer factors carry no graph; differentiable=True needs one"
+    if request.at:
+        return "at replaces values inside the model"
+    if request.randomness != "different":
+        return f"randomness={request.randomness!r} asks for a forward per example"
+    if norms:
+        return _norm_text(norms)
+    return None
+
+
 def _vmap_refusal(request: Request, norms: list[str]) -> str | None:
     if norms:
         return _norm_text(norms)
@@ -107,7 +126,7 @@ def _vmap_refusal(request: Request, norms: list[str]) -> str | None:
 
 def _norm_text(norms: list[str]) -> str:
     names = ", ".join(map(repr, norms[:3]))
-    return f"BatchNorm in train mode ({names}) needs the whole batch in one forward"
+    return f"BatchNorm in train mode ({names}) couples the examples of a forward"
 
 
 def refusal_text(refusal: BaseException) -> str:

@@ -23,3 +23,4 @@ from gradreg.model._state import preserved_attributes as preserved_attributes
 from gradreg.model._state import preserved_random_state as preserved_random_state
 from gradreg.model._walk import all_modules as all_modules
 from gradreg.model._walk import any_trainable as any_trainable
+from gradreg.model._walk import walk as walk

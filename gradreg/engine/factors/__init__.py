@@ -1,5 +1,5 @@
-"""Per-example parameter gradients, kept as factors of layers."""
+"""Per-example parameter gradients from layer factors: the input of every layer and the gradient at its output."""
 
-from gradreg.engine.factors._collect import collect_factors as collect_factors
+from gradreg.engine.factors._collect import collect as collect
 from gradreg.engine.factors._factors import Coverage as Coverage
 from gradreg.engine.factors._factors import Factors as Factors
