@@ -60,6 +60,11 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "evaluate-tracin": Command(
+        "gradreg.experiments.attribution.evaluate",
+        "what TracIn's scores are worth on digits: LDS, flipped labels, removal",
+        needs=("sklearn",),
+    ),
 }
 
 
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    rows = [f"  {name:<15} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: gradreg COMMAND [arguments]",

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--contestants", nargs="+", default=[*CONTESTANTS, PLAIN], choices=[*CONTESTANTS, PLAIN])
     parser.add_argument("--seconds", type=float, default=6.0, help="repeats of a contestant go on until then")
-    parser.add_argument("--limit", type=float, default=300.0, help="wall seconds per contestant and problem")
+    parser.add_argument("--limit", type=float, default=900.0, help="wall seconds per contestant and problem")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gradreg-benchmark-tracin")
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradreg.engine.factors import Coverage, Factors
 from gradreg.errors import GradregError
 from gradreg.tracin import DenseProjection, TwoSidedProjection
 from gradreg.tracin import _projection as module
@@ -24,9 +23,24 @@ KINDS = [
 SHAPES = {"conv": (6, 3, 2, 2), "linear": (5, 7), "bias": (40,), "scale": (3,), "number": ()}
 
 
+class Given:
+    """Gradients of rows, as a projection reads them."""
+
+    def __init__(self, gradients):
+        self._gradients = gradients
+
+    def __len__(self):
+        return len(next(iter(self._gradients.values())))
+
+    def gradient(self, name):
+        return self._gradients[name]
+
+    def two_sided(self, name, left, right):
+        return torch.einsum("ab,nbc,dc->nad", left, self._gradients[name].flatten(2), right)
+
+
 def rows_of(gradients):
-    coverage = tuple(Coverage(name, value[0].numel(), "given") for name, value in gradients.items())
-    return Factors(gradients, coverage)
+    return Given(gradients)
 
 
 def sample(shapes, rows, dtype=torch.float64):
@@ -167,10 +181,14 @@ def test_memory_is_that_of_a_block():
     """A matrix of 2 million x 512 numbers would take 4 GB; the process stays far below."""
     code = """
 import resource, torch
-from gradreg.engine.factors import Factors
 from gradreg.tracin import DenseProjection
 torch.set_num_threads(1)
-rows = Factors({"w": torch.ones(1, 1000, 300)}, ())
+class Rows:
+    def __len__(self):
+        return 1
+    def gradient(self, name):
+        return torch.ones(1, 1000, 300)
+rows = Rows()
 bound = DenseProjection(size=512).bind({"w": (1000, 300)})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 bound(rows)
