@@ -29,7 +29,13 @@ def collate_samples(samples: Sequence[Any]) -> Any:
     """
     first = samples[0]
     if isinstance(first, Mapping):
-        columns = {name: [sample[name] for sample in samples] for name in first if _is_numeric(first[name])}
+        names = [name for name in first if _is_numeric(first[name])]
+        lacking = [(row, name) for row, sample in enumerate(samples) for name in names if name not in sample]
+        if lacking:
+            raise BatchError(
+                f"A row (number {lacking[0][0]} of a chunk) lacks the column {lacking[0][1]!r}, which others have."
+            )
+        columns = {name: [sample[name] for sample in samples] for name in names}
         return {
             _RENAMED.get(name, name) if "labels" not in columns else name: _stack(values, name)
             for name, values in columns.items()

@@ -1,157 +1,19 @@
-"""Rows: examples of whatever people keep their data in, known by where they lie and by what they hold."""
+"""Reading examples from whatever people keep their data in."""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import BatchError
-from gradreg.model import preserved_random_state
-from gradreg.tracin._collate import collate_samples
-from gradreg.tracin._hash import content_hash
+from gradreg.tracin._rows import Collate, RowId, Rows, SampleRows, TensorRows, quiet
 from gradreg.tracin._samplers import visited_rows
 
 __all__ = ["RowId", "Rows", "read_rows"]
-
-Collate = Callable[[list[Any]], Any]
-
-
-class RowId(NamedTuple):
-    """Where an example lies: in which of the merged datasets (a position or name; 0 for one alone), and at which row."""
-
-    dataset: int | str
-    row: int
-
-
-class _Tensors:
-    """Examples that lie in memory as tensors."""
-
-    stable = True
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.rows: Sequence[int] = range(len(batch))
-
-    def samples(self, rows: Sequence[int]) -> list[Any]:
-        return [self.batch[row : row + 1] for row in rows]
-
-    def collate(self, rows: Sequence[int]) -> Batch:
-        first, count = rows[0], len(rows)
-        if list(rows) == list(range(first, first + count)):
-            return self.batch[first : first + count]
-        return self.batch[torch.as_tensor(rows, device=self.batch.tensors()[0].device)]
-
-
-class _Samples:
-    """Examples of a map-style dataset."""
-
-    stable = False
-
-    def __init__(self, dataset: Any, rows: Sequence[int] | None) -> None:
-        self.dataset = dataset
-        self.rows = range(len(dataset)) if rows is None else rows
-
-    def samples(self, rows: Sequence[int]) -> list[Any]:
-        several = getattr(self.dataset, "__getitems__", None)  # datasets of HF read many rows at once
-        return list(several(list(rows))) if several is not None else [self.dataset[row] for row in rows]
-
-
-class Rows:
-    """Examples in a fixed order, the columns (or rows) of a score matrix.
-
-    `len(rows)`, `rows.identity(position)`, `rows.batch(positions)`, `rows.hashes(positions)`. Reading leaves the random
-    streams of torch, numpy and Python as they were.
-    """
-
-    def __init__(self, parts: Mapping[int | str, _Tensors | _Samples], collate: Collate | None) -> None:
-        self._parts = list(parts.items())
-        self._collate = collate
-        self._ends = np.cumsum([len(part.rows) for _, part in self._parts])
-        if not len(self):
-            raise BatchError("The dataset is empty: it has no example.")
-        if len({type(part) for _, part in self._parts}) > 1:
-            raise BatchError("Merged datasets must be all tensors (or batches), or all datasets; found a mixture.")
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def stable(self) -> bool:
-        """Whether the examples are tensors in memory, which no second reading changes."""
-        return all(part.stable for _, part in self._parts)
-
-    def _place(self, position: int) -> tuple[int, int]:
-        part = int(np.searchsorted(self._ends, position, side="right"))
-        within = position - (int(self._ends[part - 1]) if part else 0)
-        return part, int(self._parts[part][1].rows[within])
-
-    def identity(self, position: int) -> RowId:
-        """Return where an example lies: `data[row]`, or `data.datasets[dataset][row]` of merged datasets."""
-        part, row = self._place(position)
-        return RowId(self._parts[part][0], row)
-
-    def _samples(self, positions: Sequence[int]) -> list[Any]:
-        places: dict[int, list[int]] = {}
-        order: list[tuple[int, int]] = []
-        for position in positions:
-            part, row = self._place(position)
-            order.append((part, len(places.setdefault(part, []))))
-            places[part].append(row)
-        with _quiet():
-            found = {part: self._parts[part][1].samples(rows) for part, rows in places.items()}
-        return [found[part][place] for part, place in order]
-
-    def batch(self, positions: Sequence[int]) -> Batch:
-        """Return the examples at some positions, in that order."""
-        if len(self._parts) == 1 and isinstance(self._parts[0][1], _Tensors):
-            return self._parts[0][1].collate(positions)
-        return self._collated(self._samples(positions))
-
-    def read(self, positions: Sequence[int]) -> tuple[Batch, np.ndarray]:
-        """Return the examples at some positions, and their content hashes `[n]` (unsigned 64-bit)."""
-        samples = self._samples(positions)
-        hashes = np.array([content_hash(sample) for sample in samples], dtype=np.uint64)
-        if self.stable:
-            return self.batch(positions), hashes
-        return self._collated(samples), hashes
-
-    def hashes(self, positions: Sequence[int]) -> np.ndarray:
-        """Return the content hashes of the examples at some positions, `[n]` (unsigned 64-bit)."""
-        return np.array([content_hash(sample) for sample in self._samples(positions)], dtype=np.uint64)
-
-    def fingerprint(self, chunk: int = 256) -> str:
-        """Return one hash of all examples in their order; it changes when any of them does."""
-        digest = hashlib.blake2b(digest_size=16)
-        for positions in self.chunks(chunk):
-            digest.update(self.hashes(positions).astype("<u8").tobytes())
-        return digest.hexdigest()
-
-    def chunks(self, size: int) -> Iterator[range]:
-        """Yield consecutive ranges of at most `size` positions."""
-        for start in range(0, len(self), size):
-            yield range(start, min(start + size, len(self)))
-
-    def _collated(self, samples: list[Any]) -> Batch:
-        if isinstance(samples[0], Batch) and self._collate is None:
-            batch = _joined(samples)
-        else:
-            with _quiet():
-                batch = as_batch((self._collate or collate_samples)(samples))
-        if len(batch) != len(samples):
-            raise BatchError(
-                f"Collating made {len(batch)} examples of {len(samples)} rows; every row must stay one example, in its order, "
-                "or scores would be given to the wrong rows."
-            )
-        return batch
 
 
 def read_rows(data: Any, collate: Collate | None = None) -> Rows:
@@ -178,7 +40,7 @@ def read_rows(data: Any, collate: Collate | None = None) -> Rows:
     if isinstance(data, ConcatDataset):
         return _merged(dict(enumerate(data.datasets)), collate)
     if _is_tensors(data):
-        return Rows({0: _Tensors(as_batch(data))}, None)
+        return Rows({0: TensorRows(as_batch(data))}, None)
     if isinstance(data, Mapping):
         return _merged(dict(data.items()), collate)
     if isinstance(data, (list, tuple)) and data and all(_is_collection(item) for item in data):
@@ -189,20 +51,20 @@ def read_rows(data: Any, collate: Collate | None = None) -> Rows:
 
 
 def _merged(named: Mapping[Any, Any], collate: Collate | None) -> Rows:
-    parts: dict[int | str, _Tensors | _Samples] = {}
+    parts: dict[int | str, TensorRows | SampleRows] = {}
     for name, data in named.items():
         if isinstance(data, DataLoader):
             raise BatchError(f"Dataset {name!r} is a DataLoader; merge the datasets themselves and give collate=.")
-        parts[name] = _Tensors(as_batch(data)) if _is_tensors(data) else _part(data, None, collate)
+        parts[name] = TensorRows(as_batch(data)) if _is_tensors(data) else _part(data, None, collate)
     if len({type(part) for part in parts.values()}) > 1:  # a TensorDataset beside another: read both row by row
         parts = {
-            name: _Samples(named[name], None) if isinstance(named[name], Dataset) else part
+            name: SampleRows(named[name], None) if isinstance(named[name], Dataset) else part
             for name, part in parts.items()
         }
     return Rows(parts, collate)
 
 
-def _part(dataset: Any, rows: Sequence[int] | None, collate: Collate | None) -> _Tensors | _Samples:
+def _part(dataset: Any, rows: Sequence[int] | None, collate: Collate | None) -> TensorRows | SampleRows:
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise BatchError(
             f"A {type(dataset).__name__} has no rows that are known by an index, so scores could not be told apart. Give a "
@@ -212,8 +74,8 @@ def _part(dataset: Any, rows: Sequence[int] | None, collate: Collate | None) -> 
         raise BatchError(f"Cannot read examples from a {type(dataset).__name__}.")
     if type(dataset) is TensorDataset and len(dataset.tensors) <= 2 and rows is None and collate is None:
         inputs, targets = (*dataset.tensors, None)[:2]
-        return _Tensors(Batch(inputs, targets))
-    return _Samples(dataset, rows)
+        return TensorRows(Batch(inputs, targets))
+    return SampleRows(dataset, rows)
 
 
 def _from_loader(loader: DataLoader[Any], collate: Collate | None) -> Rows:
@@ -227,12 +89,12 @@ def _from_loader(loader: DataLoader[Any], collate: Collate | None) -> Rows:
         )
     if collate is None and loader.collate_fn is not default_collate:
         collate = loader.collate_fn
-    with _quiet():
+    with quiet():
         rows = visited_rows(loader)
     if rows is None and isinstance(dataset, ConcatDataset):
         return _merged(dict(enumerate(dataset.datasets)), collate)
     if rows is None and _is_tensors(dataset) and collate is None:
-        return Rows({0: _Tensors(as_batch(dataset))}, None)
+        return Rows({0: TensorRows(as_batch(dataset))}, None)
     return Rows({0: _part(dataset, rows, collate)}, collate)
 
 
@@ -253,26 +115,3 @@ def _is_tensors(data: Any) -> bool:
 def _is_collection(item: Any) -> bool:
     """Whether something in a list is a dataset of its own rather than one row; mappings in a list are rows."""
     return isinstance(item, (Dataset, DataLoader, Batch))
-
-
-def _joined(batches: list[Any]) -> Batch:
-    """Concatenate batches of one example, of merged tensors or of a dataset whose rows are batches."""
-    leaves = [batch.tensors() for batch in batches]
-    if any([t.shape[1:] for t in own] != [t.shape[1:] for t in leaves[0]] for own in leaves):
-        raise BatchError("Merged tensors differ in shape between datasets; pad them alike.")
-    columns = iter([torch.cat(column) for column in zip(*leaves, strict=True)])
-    found = {id(tensor): column for tensor, column in zip(leaves[0], columns, strict=True)}
-    joined: Batch = batches[0].map(lambda tensor: found[id(tensor)])
-    return joined
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Restore the random streams of torch, numpy and Python: datasets may draw from any of them."""
-    state, numbers = random.getstate(), np.random.get_state()
-    try:
-        with preserved_random_state(set()):
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numbers)

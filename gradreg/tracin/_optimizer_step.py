@@ -59,10 +59,10 @@ class OptimizerStep:
                 "trains, params=..., or freeze the rest."
             )
         rates = {float(self._groups[name]["lr"]) for name in selected}
-        if len(rates) > 1 or rates == {0.0}:
+        if len(rates) > 1:
             raise CheckpointError(
-                f"{place}: the step is a multiple of one learning rate, found {sorted(rates)} in the parameter groups. Select "
-                "the parameters of one group, params=..., or a checkpoint with a learning rate above 0."
+                f"{place}: the parameter groups have different learning rates, {sorted(rates)}, so a step is no multiple of one. "
+                "Select the parameters of one group: params=..."
             )
 
     def __call__(self, gradients: Gradients) -> Dense:
@@ -83,6 +83,11 @@ class OptimizerStep:
     @staticmethod
     def _rule(group: Mapping[str, Any], place: str) -> Rule:
         if {"betas", "eps", "amsgrad"} <= set(group):
+            if group["weight_decay"] and "decoupled_weight_decay" not in group:
+                raise CheckpointError(
+                    f"{place}: an optimizer that was saved before torch 2.7 does not say whether it is Adam or AdamW. Set "
+                    "'decoupled_weight_decay' in its parameter groups (True for AdamW), and give it as Checkpoint(optimizer=...)."
+                )
             return _adam
         if {"momentum", "dampening", "nesterov"} <= set(group):
             return _sgd

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Coverage, Factors, collect_factors, gradients
+from gradreg.engine import Coverage, collect_factors, gradients
 from gradreg.engine._request import head_count, resolve_params
 from gradreg.errors import AttributionWarning, warn
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._borrow import borrowed
 from gradreg.tracin._optimizer_step import OptimizerStep
-from gradreg.tracin._products import Dense, Gradients, accumulated, is_low, row_dots_by_parameter
+from gradreg.tracin._products import Dense, Gradients, accumulated, is_low, row_dots_by_parameter, squared_norms
 from gradreg.tracin._projection import BoundProjection
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._safety import check_per_example
@@ -89,8 +89,11 @@ class Passes:
     def check(self, reader: Reader, of: ScalarFunction) -> None:
         """Refuse scalars that are not per example, once for each side."""
         if (reader.side, id(of)) not in self._checked:
-            check_per_example(self.model, reader, of, self.heads)
+            check_per_example(self.model, reader, of, self.heads, self._squared_norms)
             self._checked.add((reader.side, id(of)))
+
+    def _squared_norms(self, batch: Batch, of: ScalarFunction) -> Tensor:
+        return squared_norms(accumulated(collect_factors(self.model, batch, of, self.spec.wrt), self.low))
 
     def rows(self, batch: Batch, of: ScalarFunction, *, each_target: bool = False, step: bool = False) -> Gradients:
         """Return the gradients of the rows of a batch: factors, or what was made of them.
@@ -107,7 +110,7 @@ class Passes:
         if step and self._step is not None:
             found = self._step(found)
         if self._projection is not None:
-            found = Dense({"projected": self._projection(_Rows(found))})
+            found = Dense({"projected": self._projection(found)})
         return found
 
     def step_products(self, rows: Gradients) -> dict[str, Tensor]:
@@ -123,25 +126,7 @@ class Passes:
             value = found[name].float() if self.low else found[name]
             sums[name] = value.reshape(-1, *parameter.shape).sum(0, keepdim=True)
         whole = Dense(sums)
-        return whole if self._projection is None else Dense({"projected": self._projection(_Rows(whole))})
-
-
-class _Rows:
-    """Any gradients as a projection reads them."""
-
-    def __init__(self, rows: Gradients) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def gradient(self, name: str) -> Tensor:
-        return self._rows.gradient(name)
-
-    def two_sided(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        if isinstance(self._rows, Factors):
-            return self._rows.two_sided(name, left, right)
-        return left @ self.gradient(name).flatten(2) @ right.T
+        return whole if self._projection is None else Dense({"projected": self._projection(whole)})
 
 
 @contextmanager

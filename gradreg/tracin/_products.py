@@ -50,6 +50,10 @@ class Dense:
         """Return the part of one parameter, `[rows, *shape]`."""
         return self.values[name]
 
+    def two_sided(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ G @ right.T` of every row, as `Factors.two_sided` does."""
+        return left @ self.values[name].flatten(2) @ right.T
+
 
 Gradients: TypeAlias = "Factors | Dense"
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradreg.errors import AttributionWarning, warn
-from gradreg.tracin._data import RowId
 from gradreg.tracin._diagnostics import Dominance
+from gradreg.tracin._rows import RowId
 
 __all__ = ["Ranking", "TopK", "joined", "rank", "strongest", "warn_if_dominated"]
 

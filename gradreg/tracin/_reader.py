@@ -9,7 +9,7 @@ import torch
 
 from gradreg.batch import Batch
 from gradreg.errors import BatchError, NonFiniteLossError
-from gradreg.tracin._data import RowId, Rows
+from gradreg.tracin._rows import RowId, Rows
 
 __all__ = ["Reader"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +18,21 @@ from gradreg.tracin._tokens import per_token
 __all__ = ["check_has_tokens", "check_per_example"]
 
 
-def check_per_example(model: nn.Module, reader: Reader, of: ScalarFunction, heads: int | None) -> None:
-    """Compare the scalar of rows read alone with that of the same rows in one batch.
+def check_per_example(
+    model: nn.Module,
+    reader: Reader,
+    of: ScalarFunction,
+    heads: int | None,
+    norms: Callable[[Batch, ScalarFunction], Tensor],
+) -> None:
+    """Compare the scalar of rows read alone with that of the same rows in one batch; where rows are padded, gradients too.
 
     Args:
         model: In eval mode, with weights of a checkpoint.
         reader: The rows; the first, the middle and the last are looked at.
         of: The scalar.
         heads: The number of heads, or None.
+        norms: From a batch to the squared norms of its gradients, `[n]`.
 
     Raises:
         ScalarError: If the scalar is divided by the number of rows in the batch.
@@ -33,29 +42,36 @@ def check_per_example(model: nn.Module, reader: Reader, of: ScalarFunction, head
     last = len(reader) - 1
     positions = sorted({0, last // 2, last})
     positions = positions if len(positions) > 1 else positions * 2
-    of = bind(of, model)
+    batch, single = reader.batch(positions), [reader.batch([position]) for position in positions]
+    bound = bind(of, model)
     before = torch.get_rng_state()
-    together = _totals(model, reader.batch(positions), of, heads)
+    together = _totals(model, batch, bound, heads)
     if not torch.equal(before, torch.get_rng_state()):
         raise CompatibilityError(
             f"{type(model).__name__} or of={of!r} draws random numbers in eval mode, so every call would give other scores. "
             "Dropout as a function needs training=self.training."
         )
-    alone = torch.cat([_totals(model, reader.batch([position]), of, heads) for position in positions])
-    if _same(together, alone):
-        return
-    if _same(together * len(positions), alone):
+    alone = torch.cat([_totals(model, one, bound, heads) for one in single])
+    if not _same(together, alone) and _same(together * len(positions), alone):
         raise ScalarError(
             f"of={of!r} is divided by the number of rows in the batch (for {len(positions)} rows it is a {len(positions)}th of "
             "what it is for one), so scores would depend on batch sizes. Sum over an example's own axes and leave the batch "
             'alone: gr.loss(fn), or reduction="none".'
         )
-    worst = int((together - alone).abs().argmax())
-    raise CoupledExamplesError(
-        f"of={of!r} of {reader.name(positions[worst])} is {float(alone[worst]):.6g} alone and {float(together[worst]):.6g} "
-        "beside other rows: the model or the scalar mixes examples (a mean over the batch?), or sees padding (is an "
-        "attention_mask missing?). Scores would depend on how the batch is split."
-    )
+    what = "" if not _same(together, alone) else "The squared norm of the gradient of "
+    if what and _shapes(batch) != _shapes(single[0]):  # what padding does to a loss may be too small to be seen
+        together, alone = norms(batch, of), torch.cat([norms(one, of) for one in single])
+    if not _same(together, alone):
+        worst = int((together - alone).abs().argmax())
+        raise CoupledExamplesError(
+            f"{what or 'The value of '}of={of!r} for {reader.name(positions[worst])} is {float(alone[worst]):.8g} alone and "
+            f"{float(together[worst]):.8g} beside other rows: the model or the scalar mixes examples (a mean over the batch?) or "
+            "sees padding (is an attention_mask missing?). Scores would depend on how the batch is split."
+        )
+
+
+def _shapes(batch: Batch) -> list[torch.Size]:
+    return [tensor.shape[1:] for tensor in batch.tensors()]
 
 
 def check_has_tokens(model: nn.Module, reader: Reader, of: ScalarFunction, heads: int | None) -> None:
@@ -83,9 +99,13 @@ def _totals(model: nn.Module, batch: Batch, of: ScalarFunction, heads: int | Non
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether values agree but for rounding; models of HF round to float32 inside also when they are float64."""
+    """Whether values agree but for rounding.
+
+    Models of HF round to float32 inside also when they are float64, and GPUs may round convolutions to TF32.
+    """
     low = first.dtype in (torch.float16, torch.bfloat16)
+    relative = 5e-2 if low else 1e-3 if first.device.type != "cpu" else 2e-5
     first, second = first.double(), second.double()
-    tolerance = (5e-2 if low else 1e-3) * second.abs() + 1e-6 * second.abs().nan_to_num(nan=0.0).max()
+    tolerance = relative * second.abs() + 1e-6 * second.abs().nan_to_num(nan=0.0).max()
     difference = (first - second).abs()
     return bool((difference <= tolerance).logical_or(difference.isnan()).all())

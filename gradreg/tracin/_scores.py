@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,28 +13,16 @@ from gradreg.errors import NonFiniteLossError
 from gradreg.tracin._memory import Budget
 from gradreg.tracin._passes import Passes
 from gradreg.tracin._products import by_layer, dots, dots_by_layer, squared_norms, squares_by_parameter
+from gradreg.tracin._query import Query
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._safety import check_has_tokens
 from gradreg.tracin._sides import Side, View, aggregated, broken_rows, kept, streamed
 from gradreg.tracin._sink import Sink
 from gradreg.tracin._spec import Spec
 
-__all__ = ["TOTAL", "Query", "pair_scores", "self_scores"]
+__all__ = ["TOTAL", "pair_scores", "self_scores"]
 
 TOTAL = ""  # the key of scores that are not split by layer
-
-
-@dataclass(frozen=True)
-class Query:
-    """What is asked: `per` None, "layer" or "token" (of `tokens` "train" or "test"), tests one by one or as one."""
-
-    per: str | None = None
-    tokens: str = "train"
-    aggregate: bool = False
-
-    def splits(self, side: str) -> bool:
-        """Whether the rows of a side are tokens."""
-        return self.per == "token" and self.tokens == side
 
 
 def pair_scores(

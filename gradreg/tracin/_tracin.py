@@ -10,28 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor, nn
 
 from gradreg.engine import Coverage
-from gradreg.errors import GradregError, ScalarError
-from gradreg.model import check_compatible, check_grad_possible, unwrap
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.errors import GradregError
+from gradreg.scalars import ScalarFunction
 from gradreg.tracin._data import read_rows
 from gradreg.tracin._diagnostics import CoverageReport, coverage_of, dominance
 from gradreg.tracin._memory import Budget, as_bytes
 from gradreg.tracin._passes import Passes, opened
 from gradreg.tracin._projection import Projection
+from gradreg.tracin._query import Query, make_query
 from gradreg.tracin._ranking import Ranking, TopK, joined, rank, strongest, warn_if_dominated
 from gradreg.tracin._reader import Reader
-from gradreg.tracin._scores import TOTAL, Query, pair_scores, self_scores
-from gradreg.tracin._select import selected_parameters
-from gradreg.tracin._spec import Spec
-from gradreg.tracin.checkpoints import Checkpoint, as_checkpoints
+from gradreg.tracin._scores import TOTAL, pair_scores, self_scores
+from gradreg.tracin._spec import make_spec
+from gradreg.tracin.checkpoints import Checkpoint
 from gradreg.wrt import Params
 
 if TYPE_CHECKING:
     from gradreg.tracin.index import GradientIndex
 
 __all__ = ["TracIn"]
-
-_NORMALIZE = (False, "cosine", "relatif")
 
 
 class TracIn:
@@ -47,6 +44,12 @@ class TracIn:
     The model is evaluated in eval mode, with copies of its parameters; it is left exactly as it was. Each checkpoint is
     loaded once, test gradients are computed once per checkpoint and kept (in groups, if `memory` does not hold all), and
     training examples stream past them, so memory does not grow with their number.
+
+    Training and test data may be: a tensor, a pair `(inputs, targets)`, a mapping with `labels`, a `Batch`; a map-style
+    dataset or a list of rows, each a tensor, a pair or a mapping (as those of HF), padded on the right where lengths differ,
+    labels with -100; several datasets, as a `ConcatDataset`, a list or a mapping; a `DataLoader`, of which the dataset and
+    `collate_fn` are taken. Scores are in the order of the dataset, whatever a loader's `shuffle`, `drop_last` and batch size:
+    column i is `dataset[i]`. Every reading of a row must give the same; random augmentations are noticed and refused.
 
     Args:
         model: Any module.
@@ -105,36 +108,21 @@ class TracIn:
         collate: Callable[[list[Any]], Any] | None = None,
         show_progress: bool = True,
     ) -> None:
-        check_compatible(model, differentiable=False)
-        check_grad_possible(unwrap(model))
-        if normalize is not False and normalize not in _NORMALIZE:
-            raise GradregError(f"normalize={normalize!r}; allowed are False, 'cosine' and 'relatif'.")
-        if update not in ("gradient", "optimizer"):
-            raise GradregError(f"update={update!r}; allowed are 'gradient' and 'optimizer'.")
-        if update == "optimizer" and normalize == "relatif":
-            raise GradregError(
-                "normalize='relatif' is a property of gradients; with update='optimizer' use 'cosine' or False."
-            )
-        if update == "optimizer" and projection is not None:
-            raise GradregError("update='optimizer' needs whole gradients; with it, projection must be None.")
+        self.spec = make_spec(
+            model,
+            of,
+            checkpoints,
+            params=params,
+            test_of=test_of,
+            normalize=normalize,
+            projection=projection,
+            update=update,
+            show_progress=show_progress,
+        )
         if chunk_size is not None and (
             not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1
         ):
             raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
-        train_of = _as_scalar(of, "of")
-        wrt, selected = selected_parameters(unwrap(model), params)
-        self.spec = Spec(
-            model=model,
-            of=train_of,
-            test_of=train_of if test_of is None else _as_scalar(test_of, "test_of"),
-            checkpoints=tuple(as_checkpoints(checkpoints)),
-            wrt=wrt,
-            selected=selected,
-            normalize=normalize,
-            update=update,
-            projection=projection,
-            show_progress=show_progress,
-        )
         self.memory, self.chunk_size, self.collate = as_bytes(memory), chunk_size, collate
         self._rules: dict[str, Coverage] = {}
 
@@ -162,7 +150,7 @@ class TracIn:
         """Return the scores of all pairs, `[tests, trains]`, in the order of the datasets.
 
         Args:
-            train: Training examples: tensors, a dataset, several of them, a DataLoader (see the README for all forms).
+            train: Training examples, in any form named above.
             test: Test examples, likewise.
             aggregate: Take the tests as one, by the sum of their gradients: `[1, trains]`, in memory that does not depend on
                 their number.
@@ -178,7 +166,7 @@ class TracIn:
             GradregError: If data, scalar, model and options do not fit; `NonFiniteLossError` names examples whose gradient
                 is NaN or infinite.
         """
-        query = self._query(per, tokens, aggregate)
+        query = make_query(self.spec, per, tokens, aggregate)
         with self._open(train, test) as (passes, trains, tests, budget):
             sink = pair_scores(self.spec, passes, trains, tests, range(len(tests)), query, budget)
         return sink.parts if per == "layer" else sink.parts[TOTAL]
@@ -289,25 +277,6 @@ class TracIn:
             max_size=max_size,
         )
 
-    def _query(self, per: str | None, tokens: str, aggregate: bool) -> Query:
-        if per not in (None, "layer", "token"):
-            raise GradregError(f"per={per!r}; allowed are None, 'layer' and 'token'.")
-        if tokens not in ("train", "test"):
-            raise GradregError(f"tokens={tokens!r}; allowed are 'train' and 'test'.")
-        query = Query(per, tokens, aggregate)
-        if query.splits("test") and aggregate:
-            raise GradregError(
-                "tokens='test' asks for the tokens of every test, aggregate=True takes the tests as one."
-            )
-        if query.splits("train") and self.spec.update == "optimizer":
-            raise GradregError(
-                "The step of an optimizer is no sum over tokens, so per='token' has no meaning for the training side with "
-                "update='optimizer'; use tokens='test'."
-            )
-        if per == "layer" and self.spec.projection is not None:
-            raise GradregError("A projection mixes the layers; with it, per='layer' is not possible.")
-        return query
-
     @contextmanager
     def _open(self, train: Any, test: Any = None) -> Iterator[tuple[Passes, Reader, Reader, Budget]]:
         train_rows = read_rows(train, self.collate)
@@ -316,15 +285,3 @@ class TracIn:
             trains, tests = Reader(train_rows, "train", passes.device), Reader(test_rows, "test", passes.device)
             yield passes, trains, tests, Budget(self.memory, self.chunk_size)
             self._rules = {item.name: item for item in passes.coverage}
-
-
-def _as_scalar(of: Any, name: str) -> ScalarFunction:
-    """Take the losses of torch as `gr.loss` of them: their own reduction would divide by the batch size."""
-    if isinstance(of, nn.Module) or getattr(of, "__module__", None) in ("torch.nn.functional", "torch._C._nn"):
-        return loss(of)
-    if not callable(of):
-        raise ScalarError(
-            f"{name}={of!r}; allowed are gr.loss(fn), other scalars and functions (outputs, batch) -> [n]."
-        )
-    found: ScalarFunction = of
-    return found

@@ -227,7 +227,7 @@ def test_what_is_refused() -> None:
         {"params": list(model[0].named_parameters("0")), "lr": 0.1},
         {"params": list(model[2].named_parameters("2"))},
     ]
-    with pytest.raises(CheckpointError, match="one learning rate, found"):
+    with pytest.raises(CheckpointError, match="no multiple of one"):
         ours(model, SGD(rates, lr=0.2).state_dict()).influence(TRAIN, TEST)
     with pytest.raises(GradregError, match="use 'cosine' or False"):
         ours(model, None, normalize="relatif")

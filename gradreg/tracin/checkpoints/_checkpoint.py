@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradreg.batch import map_tensors
 from gradreg.errors import CheckpointError, closest
 from gradreg.tracin.checkpoints._hugging_face import trainer_source
 from gradreg.tracin.checkpoints._safetensors import safetensors_source
-from gradreg.tracin.checkpoints._source import Source, as_rate
+from gradreg.tracin.checkpoints._source import Source, as_rate, rate_of_groups
 from gradreg.tracin.checkpoints._torch_files import is_optimizer_state, load_torch, mapping_source, torch_source
 
 __all__ = ["Checkpoint", "LoadedCheckpoint"]
@@ -36,7 +37,7 @@ class Checkpoint:
         source: A state dict (it is copied, so that training on changes nothing), also with a key `"learning_rate"`, or a
             dictionary around one; or a path: a file of `torch.save`, a safetensors file, a Lightning checkpoint, a
             `checkpoint-<step>` folder of the HF Trainer. Files are read without running what may be pickled in them.
-        learning_rate: Per optimizer step. None: what stands in the source, see `learning_rate_origin`.
+        learning_rate: Per optimizer step. None: what stands in the source or the optimizer, see `learning_rate_origin`.
         optimizer: State dict of the optimizer (or a path to it), for `TracIn(update="optimizer")`. None: what stands beside
             the weights.
         optimizer_parameters: Names of the parameters in the order in which the optimizer was given them, group after group,
@@ -67,10 +68,9 @@ class Checkpoint:
         self._source = _look_at(source)
         self.name = name or (Path(self._source.place).name if isinstance(source, (str, Path)) else self._source.place)
         self.path = Path(source) if isinstance(source, (str, Path)) else None
-        self.learning_rate = self._rate(learning_rate)
-        self.learning_rate_origin = "given" if learning_rate is not None else self._source.rate_origin
         self.optimizer_parameters = None if optimizer_parameters is None else tuple(optimizer_parameters)
-        self._optimizer = optimizer
+        self._optimizer = _copied(optimizer)
+        self.learning_rate, self.learning_rate_origin = self._rate(learning_rate)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.name!r}, learning_rate={self.learning_rate:g})"
@@ -107,27 +107,30 @@ class Checkpoint:
             raise CheckpointError(
                 f"The optimizer of {self._source.place} is no state dict of torch.optim (keys 'state' and 'param_groups')."
             )
-        return given
+        state: Mapping[str, Any] = given
+        return state
 
-    def _rate(self, given: float | Tensor | None) -> float:
-        rate = self._source.learning_rate if given is None else as_rate(given)
+    def _rate(self, given: float | Tensor | None) -> tuple[float, str]:
+        rate, origin = self._source.learning_rate, self._source.rate_origin
+        if given is not None:
+            rate, origin = as_rate(given), "given"
+        elif rate is None and self._optimizer is not None:
+            rate, origin = rate_of_groups(self.optimizer_state()["param_groups"], "the optimizer's parameter groups")
         if given is not None and rate is None:
             raise CheckpointError(f"learning_rate={given!r} is no number.")
         if rate is None:
             raise CheckpointError(
-                f"No learning rate is known for {self._source.place} (looked at {self._source.rate_origin}). It weighs the "
+                f"No learning rate is known for {self._source.place} (looked at {origin}). It weighs the "
                 "checkpoint: give the one of its training, Checkpoint(source, learning_rate=0.1)."
             )
         if not math.isfinite(rate) or rate < 0:
             raise CheckpointError(f"learning_rate={rate!r} of {self._source.place}; allowed are numbers from 0.")
-        return rate
+        return rate, origin
 
 
 def _look_at(source: Any) -> Source:
     if isinstance(source, Mapping):
-        found = mapping_source(source, "state dict")
-        weights = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in found.weights().items()}
-        return Source(found.place, lambda: weights, found.learning_rate, found.rate_origin, found.optimizer)
+        return mapping_source(_copied(source), "state dict")
     if not isinstance(source, (str, Path)):
         hint = " Give model.state_dict()." if isinstance(source, torch.nn.Module) else ""
         raise CheckpointError(f"A checkpoint is a state dict or a path, found a {type(source).__name__}.{hint}")
@@ -135,6 +138,11 @@ def _look_at(source: Any) -> Source:
     if path.is_dir():
         return trainer_source(path)
     return safetensors_source(path) if path.suffix == ".safetensors" else torch_source(path)
+
+
+def _copied(value: Any) -> Any:
+    """Return a state with tensors of its own: training on changes those of the model and the optimizer in place."""
+    return map_tensors(lambda tensor: tensor.detach().clone(), value)
 
 
 def _existing(path: Path) -> Path:
