@@ -182,6 +182,8 @@ def test_bad_rows_are_named() -> None:
         read_rows([torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, 4)]).batch([0, 1])
     with pytest.raises(gr.errors.BatchError, match="no number that means"):
         read_rows([(torch.ones(2), torch.ones(2)), (torch.ones(3), torch.ones(3))]).batch([0, 1])
+    with pytest.raises(gr.errors.BatchError, match="lacks the column 'b'"):
+        read_rows([{"a": 1, "b": 2}, {"a": 1}]).batch([0, 1])
     with pytest.raises(gr.errors.BatchError, match="which is no tensor"):
         read_rows([object(), object()]).batch([0, 1])
 

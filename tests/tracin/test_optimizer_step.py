@@ -235,6 +235,28 @@ def test_what_is_refused() -> None:
         ours(model, None, projection=gr.tracin.DenseProjection(4))
 
 
+def test_adam_and_adamw_that_cannot_be_told_apart() -> None:
+    """Before torch 2.7 the state of AdamW did not say that its decay is decoupled."""
+    model = toy_model()
+    state = trained(lambda p: AdamW(p, lr=0.01, weight_decay=0.1), model).state_dict()
+    expected = ours(model, state).influence(TRAIN, TEST)
+    old = copy.deepcopy(state)
+    del old["param_groups"][0]["decoupled_weight_decay"]
+    with pytest.raises(CheckpointError, match="does not say whether it is Adam or AdamW"):
+        ours(model, old).influence(TRAIN, TEST)
+    old["param_groups"][0]["decoupled_weight_decay"] = True
+    assert_scores(ours(model, old).influence(TRAIN, TEST), expected)
+
+
+def test_a_learning_rate_of_zero_changes_no_direction() -> None:
+    """At the end of a linear decay the saved rate is 0; the direction does not depend on it."""
+    model = toy_model()
+    state = trained(lambda p: AdamW(p, lr=0.01), model).state_dict()
+    expected = ours(model, state).influence(TRAIN, TEST)
+    state["param_groups"][0]["lr"] = 0.0
+    assert_scores(ours(model, state).influence(TRAIN, TEST), expected)
+
+
 def test_tokens_of_tests_only() -> None:
     model = made(TokenModel)
     state = SGD(model.parameters(), lr=0.1).state_dict()

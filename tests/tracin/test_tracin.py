@@ -79,6 +79,23 @@ def test_rows_of_dictionaries_are_padded_with_their_mask() -> None:
     assert_scores(found, G @ G.T)
 
 
+def test_padding_that_hardly_changes_the_loss_is_refused_by_its_gradient() -> None:
+    class Faint(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+            logits: Tensor = super().forward(input_ids, torch.ones_like(input_ids))["logits"] * 1e-4
+            return {"logits": logits}
+
+    model = made(Faint)
+    with torch.no_grad():
+        one, padded = (
+            F.cross_entropy(model(ids)["logits"], torch.tensor([0]))
+            for ids in (torch.tensor([[1, 2]]), torch.tensor([[1, 2, 0, 0, 0]]))
+        )
+    assert abs(float(one / padded) - 1) < 2e-5
+    with pytest.raises(CoupledExamplesError, match=r"The squared norm of the gradient of .*attention_mask missing"):
+        tracin(model).influence(text_rows(mask=True), text_rows(mask=True))
+
+
 def test_padding_that_the_model_sees_is_refused() -> None:
     with pytest.raises(CoupledExamplesError, match="is an attention_mask missing"):
         tracin(made(Classifier)).influence(text_rows(mask=False), text_rows(mask=False))

@@ -219,6 +219,28 @@ def test_a_state_dict_is_copied() -> None:
     assert_scores(scores(checkpoints), expected)
 
 
+def test_the_state_of_an_optimizer_is_copied_too() -> None:
+    model = toy_model()
+    optimizer = Adam(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(TRAIN[0]), TRAIN[1]).backward()
+        optimizer.step()
+
+    step()
+    taken = [
+        gr.Checkpoint(model.state_dict(), optimizer=optimizer.state_dict()),
+        gr.Checkpoint({"model": model.state_dict(), "optimizer": optimizer.state_dict()}),
+    ]
+    assert [checkpoint.learning_rate for checkpoint in taken] == [0.1, 0.1]
+    before = [gr.TracIn(model, LOSS, c, update="optimizer").influence(TRAIN, TEST) for c in taken]
+    step()
+    after = [gr.TracIn(model, LOSS, c, update="optimizer").influence(TRAIN, TEST) for c in taken]
+    assert torch.equal(before[0], before[1])
+    assert torch.equal(torch.stack(before), torch.stack(after))
+
+
 def test_a_learning_rate_of_zero_is_said() -> None:
     with pytest.warns(AttributionWarning, match=re.escape("counts nothing: its learning rate is 0 (given)")):
         gr.TracIn(toy_model(), LOSS, gr.Checkpoint(WEIGHTS, 0.0))

@@ -137,6 +137,17 @@ def test_rates_without_a_log(tmp_path: Path, left: dict[str, bool], origin: str)
     assert last.learning_rate_origin == origin
 
 
+def test_groups_with_different_rates_are_asked_about(tmp_path: Path) -> None:
+    write_trainer(tmp_path / "out", log=False)
+    path = tmp_path / "out" / "checkpoint-90" / "optimizer.pt"
+    state = torch.load(path, weights_only=True)
+    state["param_groups"].append({**state["param_groups"][0], "lr": 0.7, "params": []})
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt, whose groups have different ones: \[0\.1, 0\.7\]"):
+        gr.Checkpoint(path.parent)
+    assert gr.Checkpoint(path.parent, 0.3).learning_rate == 0.3
+
+
 def test_rates_that_were_logged_earlier_only(tmp_path: Path) -> None:
     write_trainer(tmp_path / "out", optimizer=False, scheduler=False)
     path = tmp_path / "out" / "checkpoint-100" / "trainer_state.json"
