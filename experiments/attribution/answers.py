@@ -15,8 +15,7 @@ from gradreg.errors import ScalarError
 from gradreg.experiments.attribution.examples import label_of, main_input, shown
 from gradreg.experiments.page import Card, Question, page
 from gradreg.experiments.report import markdown_table
-from gradreg.tracin import RowId, TopK
-from gradreg.tracin._data import Rows
+from gradreg.tracin import RowId, Rows, TopK
 
 __all__ = ["answer_page", "as_csv", "as_rows", "as_table"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,16 +31,22 @@ def outcomes_of_subsets(
 ) -> Tensor:
     """Return the outcomes of training on subsets, averaged over retrainings, `[subsets, tests]`.
 
-    Every training starts from fresh weights of its own seed, so the order of the subsets does not matter.
+    Every training starts from fresh weights and has a seed of its own, made from the subset and the number of the
+    retraining: the order of the subsets does not matter, and no two share the luck of one draw of weights.
 
     Args:
         masks: `[subsets, examples]`.
-        retrainings: Per subset, with the seeds 1, 2, ...
+        retrainings: Per subset.
         fit: From a mask and a seed to the outcomes of all tests.
         show_progress: Show a progress bar, on terminals.
     """
     bar = tqdm(masks, desc="retraining", unit="subset", disable=None if show_progress else True)
-    return torch.stack([torch.stack([fit(mask, seed) for seed in range(1, retrainings + 1)]).mean(0) for mask in bar])
+    return torch.stack([torch.stack([fit(mask, _seed(mask, n)) for n in range(retrainings)]).mean(0) for mask in bar])
+
+
+def _seed(mask: Tensor, number: int) -> int:
+    digest = hashlib.sha256(mask.numpy().tobytes() + bytes([number % 256]))
+    return int.from_bytes(digest.digest()[:4], "little") // 2
 
 
 def lds(scores: Tensor, masks: Tensor, outcomes: Tensor, draws: int = 500, seed: int = 0) -> dict[str, float]:

@@ -17,10 +17,8 @@ from gradreg.experiments.attribution.prepare import Prepared, prepare
 from gradreg.experiments.attribution.program import run_job
 from gradreg.experiments.data import IN_DISTRIBUTION
 from gradreg.experiments.files import write_json, write_text
-from gradreg.tracin import TopK
-from gradreg.tracin._data import Rows, read_rows
-from gradreg.tracin.index import build_index
-from gradreg.tracin.index._chosen import ChosenRows
+from gradreg.tracin import Rows, TopK, read_rows
+from gradreg.tracin.index import ChosenRows, build_index
 
 __all__ = ["main"]
 

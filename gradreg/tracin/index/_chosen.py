@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradreg.tracin._data import Rows
+from gradreg.tracin._rows import Rows
 
 
 class ChosenRows(Rows):

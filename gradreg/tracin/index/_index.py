@@ -14,18 +14,21 @@ import torch
 from torch import Tensor
 
 from gradreg.errors import GradregError
-from gradreg.tracin._data import Rows, read_rows
+from gradreg.tracin._data import read_rows
 from gradreg.tracin._diagnostics import dominance
 from gradreg.tracin._memory import Budget
 from gradreg.tracin._passes import Passes, opened
+from gradreg.tracin._query import Query
 from gradreg.tracin._ranking import Ranking, TopK, strongest, warn_if_dominated
 from gradreg.tracin._reader import Reader
-from gradreg.tracin._scores import TOTAL, Query, pair_scores
+from gradreg.tracin._rows import Rows
+from gradreg.tracin._scores import TOTAL, pair_scores
 from gradreg.tracin._spec import Spec
 from gradreg.tracin.index._chosen import ChosenRows
+from gradreg.tracin.index._faiss import FaissSearch
 from gradreg.tracin.index._from_tracin import as_vectors
 from gradreg.tracin.index._manifest import Manifest
-from gradreg.tracin.index._scores import BestRows, stream_scores
+from gradreg.tracin.index._scores import BestRows, row_scores, stream_scores
 from gradreg.tracin.index._shards import Shards
 from gradreg.tracin.index._verify import Verification, compare
 
@@ -76,6 +79,7 @@ class GradientIndex:
         self._shards = Shards(self.path, manifest)
         self._shards.refuse_damage()
         self._weights: Tensor | None = None
+        self._faiss: FaissSearch | None = None
 
     def __len__(self) -> int:
         return self.manifest.layout.rows
@@ -116,16 +120,18 @@ class GradientIndex:
         return scores
 
     @overload
-    def top_k(self, test: Any, k: int = ..., sign: None = ...) -> TopK: ...
+    def top_k(self, test: Any, k: int = ..., sign: None = ..., *, search: str = ...) -> TopK: ...
     @overload
-    def top_k(self, test: Any, k: int, sign: Literal[1, -1]) -> Ranking: ...
-    def top_k(self, test: Any, k: int = 10, sign: int | None = None) -> TopK | Ranking:
-        """Return the k strongest training examples of every test; exact among what is stored.
+    def top_k(self, test: Any, k: int, sign: Literal[1, -1], *, search: str = ...) -> Ranking: ...
+    def top_k(self, test: Any, k: int = 10, sign: int | None = None, *, search: str = "exact") -> TopK | Ranking:
+        """Return the k strongest training examples of every test.
 
         Args:
             test: Test examples.
             k: How many.
             sign: None: a `TopK`. 1: the `Ranking` of the proponents alone; -1: that of the opponents.
+            search: `"exact"` looks at all rows. `"faiss"`, for huge indexes, looks at those that FAISS proposes and scores them
+                exactly; it may miss some, and the first call writes a file of the size of the index.
 
         Returns:
             Scores, columns and places `(dataset, row)`, as `TracIn.top_k` gives them.
@@ -137,13 +143,10 @@ class GradientIndex:
             raise GradregError(f"sign={sign!r}; allowed are None (both), 1 (proponents) and -1 (opponents).")
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= len(self):
             raise GradregError(f"k={k!r}; allowed are integers from 1 to the {len(self)} training examples.")
-        tests = read_rows(test, self._collate)
-        found: list[tuple[BestRows, BestRows]] = []
-        for _, vectors in self._test_vectors(tests):
-            found.append((BestRows(k, 1), BestRows(k, -1)))
-            for start, _, block in self._stream(vectors):
-                for best in found[-1]:
-                    best.add(start, block)
+        if search not in ("exact", "faiss"):
+            raise GradregError(f"search={search!r}; allowed are 'exact' and 'faiss'.")
+        strongest_rows = self._exact_rows if search == "exact" else self._proposed_rows
+        found = [strongest_rows(vectors, k) for _, vectors in self._test_vectors(read_rows(test, self._collate))]
         top = self._ranked(found)
         return top if sign is None else top.proponents if sign == 1 else top.opponents
 
@@ -177,7 +180,10 @@ class GradientIndex:
             raise GradregError(f"k={k!r}; allowed are integers from 2 to the {len(self)} training examples.")
         chosen = sorted(torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:k].tolist())
         subset = ChosenRows(self._train, chosen)
-        found = torch.cat([self._scores_of(vectors, chosen) for _, vectors in self._test_vectors(subset)])
+        weights = self._row_weights()
+        found = torch.cat(
+            [row_scores(self._shards, vectors, weights, chosen) for _, vectors in self._test_vectors(subset)]
+        )
         exact_spec = replace(self._spec, projection=None, show_progress=False)
         with opened(exact_spec) as passes:
             trains, tests = (Reader(subset, side, passes.device) for side in ("train", "test"))
@@ -185,18 +191,24 @@ class GradientIndex:
             exact = pair_scores(exact_spec, passes, trains, tests, range(k), Query(), budget).parts[TOTAL]
         return compare(found, exact)
 
-    def _scores_of(self, tests: list[Tensor], rows: list[int]) -> Tensor:
-        weights, parts = self._row_weights()[:, rows], zip(tests, self._shards.gather(rows), strict=True)
-        return sum(
-            ((test @ own.T) * weights[c].to(own.dtype) for c, (test, own) in enumerate(parts)),
-            start=torch.zeros(len(tests[0]), len(rows), dtype=tests[0].dtype),
-        )
+    def _exact_rows(self, tests: list[Tensor], k: int) -> list[tuple[Tensor, Tensor]]:
+        """Return scores and rows of proponents and of opponents."""
+        both = BestRows(k, 1), BestRows(k, -1)
+        for start, _, block in self._stream(tests):
+            for best in both:
+                best.add(start, block)
+        return [best.result() for best in both]
 
-    def _ranked(self, found: list[tuple[BestRows, BestRows]]) -> TopK:
+    def _proposed_rows(self, tests: list[Tensor], k: int) -> list[tuple[Tensor, Tensor]]:
+        if self._faiss is None:
+            file = self.path / f"search-{self.manifest.key[:16]}.faiss"
+            self._faiss = FaissSearch(self._shards, self._row_weights(), file, self._memory // 8)
+        return [self._faiss.top_k(tests, k, sign) for sign in (1, -1)]
+
+    def _ranked(self, found: list[list[tuple[Tensor, Tensor]]]) -> TopK:
         rankings = []
         for which in (0, 1):
-            results = [pair[which].result() for pair in found]
-            scores, columns = torch.cat([s for s, _ in results]), torch.cat([r for _, r in results])
+            scores, columns = (torch.cat([pair[which][part] for pair in found]) for part in (0, 1))
             names = {column: self._train.identity(column) for column in columns.unique().tolist()}
             places = tuple(tuple(names[column] for column in line) for line in columns.tolist())
             rankings.append(Ranking(scores, columns, places))

@@ -28,6 +28,14 @@ def stream_scores(
         yield start, stop, scores
 
 
+def row_scores(shards: Shards, tests: list[Tensor], row_weights: Tensor, rows: list[int]) -> Tensor:
+    """Return the scores of tests against some rows, `[n_test, len(rows)]`; arguments as for `stream_scores`."""
+    total = torch.zeros(len(tests[0]), len(rows), dtype=tests[0].dtype)
+    for checkpoint, (test, own) in enumerate(zip(tests, shards.gather(rows), strict=True)):
+        total += (test @ own.T) * row_weights[checkpoint, rows].to(own.dtype)
+    return total
+
+
 class BestRows:
     """The `k` best rows per test among those seen so far: by score, then the lower row."""
 
