@@ -91,11 +91,23 @@ def _from_loader(loader: DataLoader[Any], collate: Collate | None) -> Rows:
         collate = loader.collate_fn
     with quiet():
         rows = visited_rows(loader)
-    if rows is None and isinstance(dataset, ConcatDataset):
-        return _merged(dict(enumerate(dataset.datasets)), collate)
+    if isinstance(dataset, ConcatDataset):
+        return _merged(dict(enumerate(dataset.datasets)), collate) if rows is None else _parts(dataset, rows, collate)
     if rows is None and _is_tensors(dataset) and collate is None:
         return Rows({0: TensorRows(as_batch(dataset))}, None)
     return Rows({0: _part(dataset, rows, collate)}, collate)
+
+
+def _parts(dataset: ConcatDataset[Any], rows: Sequence[int], collate: Collate | None) -> Rows:
+    """Read selected rows of merged datasets, which keep their places."""
+    parts: dict[int | str, TensorRows | SampleRows] = {}
+    start = 0
+    for number, (member, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
+        within = [row - start for row in rows if start <= row < end]
+        if within:
+            parts[number] = SampleRows(member, within)
+        start = end
+    return Rows(parts, collate)
 
 
 def _is_tensors(data: Any) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from gradreg.engine import Coverage
 from gradreg.errors import GradregError
-from gradreg.model import unwrap
 
 __all__ = ["CoverageReport", "Dominance", "coverage_of", "dominance", "score_dominance"]
 
@@ -121,7 +120,7 @@ def coverage_of(model: nn.Module, selected: Sequence[str], found: Mapping[str, C
         found: What the last computation said, by name.
     """
     entries = []
-    for name, parameter in unwrap(model).named_parameters():
+    for name, parameter in model.named_parameters():
         if name in selected:
             entry = found.get(name, Coverage(name, parameter.numel(), "exact"))
         else:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradreg.batch import Batch
 from gradreg.engine._evaluate import evaluate
 from gradreg.errors import CompatibilityError, CoupledExamplesError, ScalarError
-from gradreg.model import call
+from gradreg.model import call, devices_of
 from gradreg.scalars import ScalarFunction, bind
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._tokens import per_token
@@ -44,9 +44,9 @@ def check_per_example(
     positions = positions if len(positions) > 1 else positions * 2
     batch, single = reader.batch(positions), [reader.batch([position]) for position in positions]
     bound = bind(of, model)
-    before = torch.get_rng_state()
+    before = _random_states(model)
     together = _totals(model, batch, bound, heads)
-    if not torch.equal(before, torch.get_rng_state()):
+    if any(not torch.equal(old, new) for old, new in zip(before, _random_states(model), strict=True)):
         raise CompatibilityError(
             f"{type(model).__name__} or of={of!r} draws random numbers in eval mode, so every call would give other scores. "
             "Dropout as a function needs training=self.training."
@@ -68,6 +68,11 @@ def check_per_example(
             f"{float(together[worst]):.8g} beside other rows: the model or the scalar mixes examples (a mean over the batch?) or "
             "sees padding (is an attention_mask missing?). Scores would depend on how the batch is split."
         )
+
+
+def _random_states(model: nn.Module) -> list[Tensor]:
+    cuda = {device for device in devices_of(model) if device.type == "cuda"}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in sorted(cuda, key=str))]
 
 
 def _shapes(batch: Batch) -> list[torch.Size]:

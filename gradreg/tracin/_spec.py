@@ -9,8 +9,9 @@ from typing import Any, Literal
 from torch import nn
 
 from gradreg.errors import GradregError, ScalarError
-from gradreg.model import check_compatible, check_grad_possible, unwrap
+from gradreg.model import check_compatible, check_grad_possible
 from gradreg.scalars import ScalarFunction, loss
+from gradreg.tracin._borrow import plain_module
 from gradreg.tracin._projection import Projection
 from gradreg.tracin._select import selected_parameters
 from gradreg.tracin.checkpoints import Checkpoint, as_checkpoints
@@ -26,7 +27,7 @@ class Spec:
     """What a `TracIn` was made of, checked; see there.
 
     Attributes:
-        model: The model.
+        model: The model, without wrappers.
         of: The training loss.
         test_of: The test loss.
         checkpoints: In their order.
@@ -68,7 +69,8 @@ def make_spec(
         GradregError: See `TracIn`.
     """
     check_compatible(model, differentiable=False)
-    check_grad_possible(unwrap(model))
+    model = plain_module(model)
+    check_grad_possible(model)
     if normalize is not False and normalize not in _NORMALIZE:
         raise GradregError(f"normalize={normalize!r}; allowed are False, 'cosine' and 'relatif'.")
     if update not in ("gradient", "optimizer"):
@@ -80,7 +82,7 @@ def make_spec(
     if update == "optimizer" and projection is not None:
         raise GradregError("update='optimizer' needs whole gradients; with it, projection must be None.")
     train_of = _as_scalar(of, "of")
-    wrt, selected = selected_parameters(unwrap(model), params)
+    wrt, selected = selected_parameters(model, params)
     return Spec(
         model=model,
         of=train_of,

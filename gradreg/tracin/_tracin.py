@@ -126,6 +126,14 @@ class TracIn:
         self.memory, self.chunk_size, self.collate = as_bytes(memory), chunk_size, collate
         self._rules: dict[str, Coverage] = {}
 
+    def __repr__(self) -> str:
+        options = [f"normalize={self.spec.normalize!r}"] if self.spec.normalize else []
+        options += [f"update={self.spec.update!r}"] if self.spec.update != "gradient" else []
+        options += [f"projection={self.spec.projection!r}"] if self.spec.projection is not None else []
+        count, share = len(self.checkpoints), self.coverage.fraction
+        text = ", ".join(["", *options])
+        return f"TracIn({type(self.spec.model).__name__}, {count} checkpoints, {share:.1%} of the parameters{text})"
+
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints, with their learning rates."""

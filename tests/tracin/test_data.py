@@ -67,6 +67,14 @@ def test_a_sampler_that_selects_is_said() -> None:
     assert rows.batch(range(3)).targets.tolist() == [2, 7, 9]
 
 
+def test_selected_rows_of_merged_datasets_keep_their_places() -> None:
+    loader = DataLoader(PAIRS["concatenated"], sampler=SubsetRandomSampler([7, 2, 9]))
+    with pytest.warns(gr.errors.GradregWarning, match="visits 3 of 11 rows"):
+        rows = read_rows(loader)
+    assert [rows.identity(i) for i in range(3)] == [RowId(0, 2), RowId(1, 2), RowId(1, 4)]
+    assert rows.batch(range(3)).targets.tolist() == [2, 7, 9]
+
+
 def test_a_generator_of_the_sampler_is_left_as_it_was() -> None:
     generator = torch.Generator().manual_seed(3)
     sampler = SubsetRandomSampler(range(11), generator=generator)

@@ -117,6 +117,37 @@ def test_examples_that_are_mixed_are_refused() -> None:
         tracin(made(Mixing)).influence(TRAIN, TEST)
 
 
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled])
+def test_wrappers_are_taken_off(wrap: Any) -> None:
+    model = toy_model()
+    ours = gr.TracIn(wrap(model), gr.loss(F.cross_entropy), [gr.Checkpoint(model.state_dict(), 1)], params="0.*")
+    assert_scores(ours.influence(TRAIN, TEST), tracin(model, params="0.*").influence(TRAIN, TEST))
+    wrapped = gr.Checkpoint(wrap(model).state_dict(), 1)
+    assert_scores(gr.TracIn(wrap(model), gr.loss(F.cross_entropy), wrapped).influence(TRAIN, TEST), brute(model))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_surrounding_modes_change_nothing(mode: Any) -> None:
+    model = toy_model()
+    with mode():
+        data = (X.clone(), Y.clone())  # inference tensors in inference mode
+        found = tracin(model).influence(data, TEST)
+        together = tracin(model).influence(data, TEST, aggregate=True)
+        own = tracin(model).self_influence(data)
+    assert_scores(found, brute(model))
+    assert_scores(together, brute(model).sum(0, keepdim=True))
+    assert_scores(own, brute(model, TRAIN, TRAIN).diagonal())
+
+
+def test_it_says_what_it_is() -> None:
+    ours = tracin(toy_model(), normalize="cosine", params="2.*")
+    assert repr(ours) == "TracIn(Sequential, 1 checkpoints, 36.4% of the parameters, normalize='cosine')"
+
+
 class Watch:
     """Records how many rows a pass takes, and how many bytes of gradients are alive at once."""
 
