@@ -17,6 +17,15 @@ from gradreg.tracin._tokens import per_token
 
 __all__ = ["check_has_tokens", "check_per_example"]
 
+# By dtype: how far values may differ, relatively, then squared norms of gradients, and values absolutely
+_TOLERANCES = {
+    torch.float64: (2e-5, 1e-4, 1e-9),
+    torch.float32: (1e-3, 1e-2, 1e-5),
+    torch.float16: (5e-2, 5e-1, 1e-1),
+    torch.bfloat16: (5e-2, 5e-1, 1e-1),
+}
+_FITTED = 1e-3  # a loss below this says little about its gradient
+
 
 def check_per_example(
     model: nn.Module,
@@ -58,16 +67,24 @@ def check_per_example(
             "what it is for one), so scores would depend on batch sizes. Sum over an example's own axes and leave the batch "
             'alone: gr.loss(fn), or reduction="none".'
         )
-    what = "" if not _same(together, alone) else "The squared norm of the gradient of "
-    if what and _shapes(batch) != _shapes(single[0]):  # what padding does to a loss may be too small to be seen
-        together, alone = norms(batch, of), torch.cat([norms(one, of) for one in single])
     if not _same(together, alone):
-        worst = int((together - alone).abs().argmax())
-        raise CoupledExamplesError(
-            f"{what or 'The value of '}of={of!r} for {reader.name(positions[worst])} is {float(alone[worst]):.8g} alone and "
-            f"{float(together[worst]):.8g} beside other rows: the model or the scalar mixes examples (a mean over the batch?) or "
-            "sees padding (is an attention_mask missing?). Scores would depend on how the batch is split."
-        )
+        raise _mixed(f"of={of!r}", reader, positions, together, alone)
+    if all(_shapes(one) == _shapes(batch) for one in single):
+        return
+    # rows are padded, and what padding does to a loss may be too small to be seen
+    seen, dtype = alone.abs() > _FITTED, alone.dtype
+    together, alone = norms(batch, of), torch.cat([norms(one, of) for one in single])
+    if not _same(together, alone, seen, dtype):
+        raise _mixed(f"The squared norm of the gradient of of={of!r}", reader, positions, together, alone)
+
+
+def _mixed(what: str, reader: Reader, positions: list[int], together: Tensor, alone: Tensor) -> CoupledExamplesError:
+    worst = int((together - alone).abs().argmax())
+    return CoupledExamplesError(
+        f"{what} for {reader.name(positions[worst])} is {float(alone[worst]):.8g} alone and {float(together[worst]):.8g} beside "
+        "other rows: the model or the scalar mixes examples (a mean over the batch?), or sees padding (is an attention_mask "
+        "missing?). Scores would depend on how the batch is split."
+    )
 
 
 def _random_states(model: nn.Module) -> list[Tensor]:
@@ -103,14 +120,16 @@ def _totals(model: nn.Module, batch: Batch, of: ScalarFunction, heads: int | Non
         return evaluate(of, outputs, batch, heads).reshape(len(batch), -1).sum(1)
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether values agree but for rounding.
+def _same(first: Tensor, second: Tensor, seen: Tensor | None = None, dtype: torch.dtype | None = None) -> bool:
+    """Whether values, or squared norms where `seen`, agree but for rounding.
 
-    Models of HF round to float32 inside also when they are float64, and GPUs may round convolutions to TF32.
+    Kernels round differently for other batch sizes, models of HF round to float32 inside also when they are float64, and the
+    gradient of an example that is fitted to the last digit is rounding alone.
     """
-    low = first.dtype in (torch.float16, torch.bfloat16)
-    relative = 5e-2 if low else 1e-3 if first.device.type != "cpu" else 2e-5
+    values, gradients, least = _TOLERANCES[dtype or first.dtype]
     first, second = first.double(), second.double()
-    tolerance = relative * second.abs() + 1e-6 * second.abs().nan_to_num(nan=0.0).max()
+    relative, floor = (values, least) if seen is None else (gradients, 0.0)
+    tolerance = relative * second.abs() + 1e-6 * second.abs().nan_to_num(nan=0.0).max() + floor
     difference = (first - second).abs()
-    return bool((difference <= tolerance).logical_or(difference.isnan()).all())
+    fine = (difference <= tolerance).logical_or(difference.isnan())
+    return bool((fine if seen is None else fine.logical_or(~seen)).all())
