@@ -84,7 +84,7 @@ def warn_if_dominated(found: Dominance, name: Callable[[int], str], normalized: 
         remedy = "" if normalized else ' normalize="cosine" compares directions alone.'
         warn(
             f"{name(found.column).capitalize()} has the largest score, in absolute value, for {found.count} of {found.tests} "
-            f"tests: its gradient is large, whatever the test.{remedy}",
+            f"tests, probably because its gradient is large (see self_influence).{remedy}",
             AttributionWarning,
         )
 

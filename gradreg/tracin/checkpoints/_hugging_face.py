@@ -40,7 +40,10 @@ def trainer_source(folder: Path) -> Source:
                 f"{folder} holds an adapter without the model. Load both with PEFT, and give the state dict of the whole: "
                 "Checkpoint(model.state_dict(), learning_rate=...)."
             )
-        raise CheckpointError(f"{folder} holds no weights; looked for {', '.join((*_FILES, *_INDEXES))}.")
+        raise CheckpointError(
+            f"{folder} holds no weights; looked for {', '.join((*_FILES, *_INDEXES))}. The "
+            "checkpoints in a folder are listed by read_checkpoints(folder)."
+        )
     rate, origin = _rate(folder)
     file = folder / "optimizer.pt"
     optimizer = (lambda: load_torch(file)) if file.is_file() else None
