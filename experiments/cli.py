@@ -53,6 +53,24 @@ COMMANDS = {
     "summarize": Command(
         "gradreg.experiments.summarize", "table over seeds: mean and spread of finished runs", needs=("hydra",)
     ),
+    "index": Command(
+        "gradreg.experiments.attribution.index",
+        "store training gradients, to ask which training examples matter",
+        needs=("hydra",),
+        config="index",
+        interrupted="The same command goes on where it stopped.",
+    ),
+    "query": Command(
+        "gradreg.experiments.attribution.query",
+        "proponents and opponents of test examples: table, JSON, CSV and a page",
+        needs=("hydra",),
+        config="query",
+    ),
+    "evaluate-tracin": Command(
+        "gradreg.experiments.attribution.evaluate",
+        "what TracIn's scores are worth on digits: LDS, flipped labels, removal",
+        needs=("sklearn",),
+    ),
 }
 
 
@@ -117,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    rows = [f"  {name:<15} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: gradreg COMMAND [arguments]",

@@ -30,6 +30,9 @@ from gradreg.scalars import probability as probability
 from gradreg.scalars import token_loss as token_loss
 from gradreg.scalars import top_logit as top_logit
 from gradreg.scalars import true_logit as true_logit
+from gradreg.tracin import Checkpoint as Checkpoint
+from gradreg.tracin import TracIn as TracIn
+from gradreg.tracin import read_checkpoints as read_checkpoints
 from gradreg.wrt import Activations as Activations
 from gradreg.wrt import Features as Features
 from gradreg.wrt import Inputs as Inputs
@@ -41,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "Batch",
+    "Checkpoint",
     "DoubleBackwardReport",
     "Ensemble",
     "Features",
@@ -52,6 +56,7 @@ __all__ = [
     "Plan",
     "Regularizer",
     "SharedBase",
+    "TracIn",
     "ZeroSecondDerivativeWarning",
     "across_heads",
     "all_logits",
@@ -68,6 +73,7 @@ __all__ = [
     "plan",
     "probability",
     "products",
+    "read_checkpoints",
     "regularizers",
     "schedules",
     "smooth_activations",

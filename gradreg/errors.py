@@ -12,7 +12,9 @@ import warnings
 from collections.abc import Iterable
 
 __all__ = [
+    "AttributionWarning",
     "BatchError",
+    "CheckpointError",
     "CompatibilityError",
     "CoupledExamplesError",
     "DetachedGradientError",
@@ -68,6 +70,10 @@ class DetachedGradientError(CompatibilityError):
     """A gradient was to be differentiated again but carries no graph."""
 
 
+class CheckpointError(GradregError):
+    """A checkpoint that cannot be read, does not fit the model, or lacks what was asked of it."""
+
+
 class RouteError(GradregError):
     """A route that was asked for by name but cannot be taken."""
 
@@ -90,6 +96,10 @@ class DisconnectedWarning(GradregWarning):
 
 class SlowRouteWarning(GradregWarning):
     """The model refuses the fast route; a slower one is taken."""
+
+
+class AttributionWarning(GradregWarning):
+    """Scores that are right, but may not say what is expected of them."""
 
 
 class UnboundedPenaltyWarning(GradregWarning):

@@ -66,7 +66,10 @@ class Loss:
         if self.per_token:
             if values.dim() < 2:
                 raise ScalarError(f"token_loss() needs one value per token, [n, tokens]; found {tuple(values.shape)}.")
-            return values
+            if not self.mean:
+                return values
+            counts = self._valid(values, targets)
+            return values / (counts.view(-1, *[1] * (values.dim() - 1)) if isinstance(counts, Tensor) else counts)
         if values.dim() == 1:
             return values
         total = values.flatten(1).sum(1)
@@ -104,13 +107,16 @@ def loss(
         axis: The class axis of the outputs, where shapes do not tell it.
 
     Raises:
-        ScalarError: If the callable fixes its own reduction; when called, if targets are missing or values come reduced.
+        ScalarError: If the callable fixes its own reduction, or `mean` is no flag; when called, if targets are missing or
+            values come reduced.
 
     Example:
         >>> import torch, gradreg as gr, torch.nn.functional as F
         >>> gr.loss(F.cross_entropy)(torch.zeros(3, 2), gr.Batch(torch.zeros(3, 1), torch.tensor([0, 1, 1])))
         tensor([0.6931, 0.6931, 0.6931])
     """
+    if not isinstance(mean, bool):
+        raise ScalarError(f"mean={mean!r}; allowed are False (sum over an example's own axes) and True (their mean).")
     return Loss(unreduced(function), mean=mean, output=output, shift=_checked_shift(shift), axis=axis)
 
 

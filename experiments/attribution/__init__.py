@@ -1,0 +1,1 @@
+"""Programs around TracIn: building and asking an index, and what attributions are worth."""
