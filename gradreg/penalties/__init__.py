@@ -3,5 +3,25 @@
 from gradreg.penalties._alignment import SIMILARITIES as SIMILARITIES
 from gradreg.penalties._alignment import alignment_matrix as alignment_matrix
 from gradreg.penalties._alignment import pairwise_alignment as pairwise_alignment
+from gradreg.penalties._metric import Metric as Metric
+from gradreg.penalties._metric import MetricLike as MetricLike
+from gradreg.penalties._metric import as_metric as as_metric
+from gradreg.penalties._metric import under as under
+from gradreg.penalties._norms import Gradients as Gradients
+from gradreg.penalties._norms import check_eps as check_eps
+from gradreg.penalties._norms import cosine as cosine
+from gradreg.penalties._norms import norm as norm
+from gradreg.penalties._norms import squared_norm as squared_norm
+from gradreg.penalties._precision import full_precision as full_precision
+from gradreg.penalties._precision import precise as precise
 
-__all__ = ["SIMILARITIES", "alignment_matrix", "pairwise_alignment"]
+__all__ = [
+    "SIMILARITIES",
+    "Metric",
+    "alignment_matrix",
+    "as_metric",
+    "cosine",
+    "norm",
+    "pairwise_alignment",
+    "squared_norm",
+]
