@@ -1,14 +1,17 @@
 """gradreg: gradients, and gradients of gradients, in PyTorch."""
 
 from gradreg import errors as errors
+from gradreg import heads as heads
 from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
+from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.engine import Plan as Plan
 from gradreg.engine import directional as directional
 from gradreg.engine import gradients as gradients
+from gradreg.engine import inner_scale as inner_scale
 from gradreg.engine import plan as plan
 from gradreg.errors import GradregError as GradregError
 from gradreg.errors import ZeroSecondDerivativeWarning as ZeroSecondDerivativeWarning
@@ -54,6 +57,8 @@ __all__ = [
     "directional",
     "errors",
     "gradients",
+    "heads",
+    "inner_scale",
     "log_probability",
     "logit",
     "loss",
@@ -62,6 +67,7 @@ __all__ = [
     "plan",
     "probability",
     "regularizers",
+    "scalars",
     "schedules",
     "token_loss",
     "top_logit",

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 __all__ = [
     "BatchError",
     "CompatibilityError",
+    "ConstantScoreWarning",
     "CoupledExamplesError",
     "DetachedGradientError",
     "DisconnectedWarning",
@@ -86,6 +87,10 @@ class ZeroSecondDerivativeWarning(GradregWarning):
 
 class DisconnectedWarning(GradregWarning):
     """The scalar does not depend on what it is differentiated with respect to."""
+
+
+class ConstantScoreWarning(GradregWarning):
+    """The score of a critic does not depend on its inputs, because its outputs always have the same sum."""
 
 
 class SlowRouteWarning(GradregWarning):

@@ -71,7 +71,10 @@ def gradients(
     """
     session = current_session()
     if session is not None and session.might_serve(model, batch, per, at, differentiable, route):
-        served = session.serve(of, wrt)
+        if per == "example":
+            served = session.serve(of, wrt, batch)
+        else:
+            served = session.serve_sum(of, wrt, mean, differentiable) if batch is session.batch else None
         if served is not None:
             return served
     request = resolve(

@@ -12,6 +12,7 @@ from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture
 from gradreg.engine._request import Points
+from gradreg.engine._scale import scaled, unscaled
 from gradreg.errors import DisconnectedWarning, warn
 from gradreg.model import Ensemble
 from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
@@ -69,7 +70,7 @@ def pull(
         each = rows.flatten(leading).unbind(leading) if target_shape else (rows,)
         columns = [
             own.added(one, targets, _pull_one(one.sum(), targets, capture, per_head, differentiable), differentiable)
-            for one in each
+            for one in map(scaled, each)
         ]
     else:
         nothing: list[Tensor | None] = [None] * len(targets)
@@ -83,7 +84,7 @@ def pull(
         value = torch.stack(values, leading) if target_shape else values[0]
         if target_shape:
             value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
-        results[target.key] = value
+        results[target.key] = unscaled(value)
     return results
 
 

@@ -3,6 +3,11 @@
 from gradreg.penalties._alignment import SIMILARITIES as SIMILARITIES
 from gradreg.penalties._alignment import alignment_matrix as alignment_matrix
 from gradreg.penalties._alignment import pairwise_alignment as pairwise_alignment
+from gradreg.penalties._attributions import gini as gini
+from gradreg.penalties._attributions import total_variation as total_variation
+from gradreg.penalties._coherence import coherence as coherence
+from gradreg.penalties._matching import MATCHINGS as MATCHINGS
+from gradreg.penalties._matching import gradient_distance as gradient_distance
 from gradreg.penalties._metric import Metric as Metric
 from gradreg.penalties._metric import MetricLike as MetricLike
 from gradreg.penalties._metric import as_metric as as_metric
@@ -16,12 +21,17 @@ from gradreg.penalties._precision import full_precision as full_precision
 from gradreg.penalties._precision import precise as precise
 
 __all__ = [
+    "MATCHINGS",
     "SIMILARITIES",
     "Metric",
     "alignment_matrix",
     "as_metric",
+    "coherence",
     "cosine",
+    "gini",
+    "gradient_distance",
     "norm",
     "pairwise_alignment",
     "squared_norm",
+    "total_variation",
 ]

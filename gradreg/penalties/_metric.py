@@ -79,9 +79,9 @@ class Metric(nn.Module):
     def pca(cls, features: Float[Tensor, "n ..."], rank: int, whiten: bool = False) -> Metric:
         r"""The metric of the leading principal directions $U$ of data, with variances $\Lambda$.
 
-        `whiten=False`: $M = U U^\top$, the part of the gradient inside the data's subspace. `whiten=True`:
-        $M = U \Lambda U^\top$, the gradient with respect to whitened coordinates $z = \Lambda^{-1/2} U^\top (x - \bar x)$: what one standard deviation
-        along a direction changes.
+        `whiten=False`: $M = U U^\top$, the part of the gradient inside the data's subspace. `whiten=True`: $M = U \Lambda
+        U^\top$, the gradient with respect to whitened coordinates $z = \Lambda^{-1/2} U^\top (x - \bar x)$: what one standard
+        deviation along a direction changes.
 
         Args:
             features: Inputs or features of many examples, `[n, *shape]`; the axes behind n are flattened.
