@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
+from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
+from gradreg.engine._pull import pull
 from gradreg.engine._request import Points, resolve
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved, swapped
@@ -64,3 +66,38 @@ def point_values(
             )
         check_targets(request.of, capture.outputs, capture.batch)
         return evaluate(request.of, capture.outputs, capture.batch, request.heads)
+
+
+def values_and_gradients(
+    model: nn.Module,
+    batch: Batch,
+    of: ScalarFunction,
+    wrt: Wrt,
+    *,
+    at: Mapping[str, Tensor],
+    differentiable: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the scalars at given points and their gradients there, from one forward.
+
+    Args:
+        model: As in `gradients`.
+        batch: As in `gradients`.
+        of: As in `gradients`.
+        wrt: What `at` replaces and gradients are taken with respect to: inputs, features or activations.
+        at: The points.
+        differentiable: Keep the graph.
+
+    Returns:
+        `[n, *targets]`, with heads `[n, K, *targets]`; and what `gradients` returns.
+    """
+    request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable)
+    inner, points, heads = request.inner, request.points, request.heads
+    with grad_mode(), preserved(inner, devices_of(inner)):
+        capture = observe(request.model, request.batch, points, at=request.at, differentiable=differentiable)
+        check_batch_axes(inner, request.batch, capture, points)
+        values = evaluate(request.of, capture.outputs, capture.batch, heads)
+        found = pull(inner, capture, request.of, points, heads, differentiable=differentiable)
+    check_independent(inner, request.batch, request.of, points, heads, request.at)
+    if not differentiable:
+        return values.detach(), {name: gradient.detach() for name, gradient in found.items()}
+    return values, found

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Share, gradients, point_values
+from gradreg.engine import Share, gradients, point_values, values_and_gradients
 from gradreg.errors import GradregError, ScalarError
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import drawn, leading_axes, like_input, own_forward, single_input
@@ -86,9 +86,13 @@ class LocalLinearity(Regularizer):
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean deviation and slope."""
         name, value = single_input(batch, self.wrt, "LocalLinearity")
-        at = {name: value} if own_forward(model, batch) else None
-        gradient = gradients(model, batch, self.of, Inputs(name), at=at, differentiable=True)[name]
-        here = point_values(model, batch, self.of, Inputs(name), at=at)
+        if own_forward(model, batch):
+            at = {name: value}
+            here, found = values_and_gradients(model, batch, self.of, Inputs(name), at=at, differentiable=True)
+        else:
+            found = gradients(model, batch, self.of, Inputs(name), differentiable=True)
+            here = point_values(model, batch, self.of, Inputs(name))
+        gradient = found[name]
         if here.dim() != leading_axes(model, self.of):
             raise ScalarError(f"LocalLinearity needs one loss per example; of={self.of!r} gives {tuple(here.shape)}.")
         if "delta" in batch.extras:
@@ -115,9 +119,8 @@ class LocalLinearity(Regularizer):
         else:
             delta = (2 * drawn(batch, "start", value.shape, value, "uniform").to(value) - 1) * self.radius
         for _ in range(self.steps):
-            at = {name: value + delta}
-            there = point_values(model, batch, self.of, Inputs(name), at=at, differentiable=False)
-            moved = gradients(model, batch, self.of, Inputs(name), at=at)[name]
+            there, found = values_and_gradients(model, batch, self.of, Inputs(name), at={name: value + delta})
+            moved = found[name]
             sign = (there - here - _along(gradient, delta)).sign()
             rise = sign.reshape(*sign.shape, *[1] * (value.dim() - 1)) * (moved - gradient)
             rise = rise.mean(1) if sign.dim() > 1 else rise

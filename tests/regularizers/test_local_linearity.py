@@ -67,21 +67,23 @@ def test_the_maximizer_is_found() -> None:
 
 def test_the_maximization_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = []
-    original = local_linearity.gradients
+    original = local_linearity.values_and_gradients
 
-    def spy(*args: object, **kwargs: object) -> dict[str, torch.Tensor]:
+    def spy(*args: object, **kwargs: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         result = original(*args, **kwargs)
-        flags.append((kwargs.get("differentiable", False), any(g.requires_grad for g in result.values())))
+        flags.append(
+            (kwargs.get("differentiable", False), any(t.requires_grad for t in (result[0], *result[1].values())))
+        )
         return result
 
-    monkeypatch.setattr(local_linearity, "gradients", spy)
+    monkeypatch.setattr(local_linearity, "values_and_gradients", spy)
     values = []
     points = local_linearity.point_values
     monkeypatch.setattr(local_linearity, "point_values", lambda *a, **k: values.append(points(*a, **k)) or values[-1])
     batch = (PERCEPTRON.inputs(), torch.tensor([0, 1, 2]))
     LocalLinearity(steps=3)(PERCEPTRON.model(), batch).backward()
-    assert flags == [(True, True)] + [(False, False)] * 3
-    assert [value.requires_grad for value in values] == [True, False, False, False, True]
+    assert flags == [(False, False)] * 3
+    assert [value.requires_grad for value in values] == [True, True]  # the losses at the inputs and at the maximizer
 
 
 def test_the_start_from_the_global_stream() -> None:
