@@ -15,6 +15,7 @@ from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._pull import warn_disconnected
 from gradreg.engine._request import Points, resolve
+from gradreg.engine._session import current_session
 from gradreg.errors import BatchError, GradregError, HeadsError, ZeroSecondDerivativeWarning, closest, warn
 from gradreg.model import devices_of, preserved
 from gradreg.scalars import AcrossHeads, ScalarFunction
@@ -174,22 +175,27 @@ def derivatives(model: nn.Module, batch: Any, of: ScalarFunction, wrt: Inputs) -
         HeadsError: If the model has heads.
     """
     request = resolve(model, batch, of, wrt, differentiable=True)
-    inner = request.inner
+    inner, session = request.inner, current_session()
     if request.heads is not None and not isinstance(request.of, AcrossHeads):
         raise HeadsError(
             f"Derivatives of order above one are of a model without heads; this is a {type(inner).__name__}. Take one of its "
             "heads, or mix them with across_heads(of)."
         )
+    shared = session is not None and batch is session.batch and session.points.covers(request.points)
+    capture: Capture | None = None
+    if session is not None and shared and session.might_serve(model, batch, "example", None, True, "auto"):
+        capture = session.capture
     with grad_mode(), preserved(inner, devices_of(inner)):
-        capture: Capture = observe(model, request.batch, request.points, differentiable=True)
+        capture = capture or observe(model, request.batch, request.points, differentiable=True)
         check_targets(request.of, capture.outputs, capture.batch)
         values = evaluate(request.of, capture.outputs, capture.batch, request.heads)
-    check_uncoupled(values, capture.inputs.values(), capture.normalized, ", ".join(map(repr, capture.inputs)))
-    names = tuple(capture.inputs)
+    names = request.points.inputs
+    points = {name: capture.inputs[name] for name in names}
+    check_uncoupled(values, points.values(), capture.normalized, ", ".join(map(repr, names)))
     check_independent(inner, request.batch, request.of, Points(inputs=names), request.heads, {})
     if not values.requires_grad:
         warn_disconnected(request.of, names)
-    return Derivatives(values, capture.inputs, request.batch)
+    return Derivatives(values, points, request.batch)
 
 
 def _columns(tensors: Iterable[Tensor]) -> Tensor:

@@ -149,12 +149,8 @@ def _members(request: Request) -> list[Tensor]:
 
 
 def _summed(request: Request) -> dict[str, Tensor]:
-    members = _members(request)
-    sums = summed_gradients(request, members)
-    if request.mean:
-        counts = torch.stack([mask.sum() for mask in members])
-        sums = {name: value / counts.view(-1, *[1] * (value.dim() - 1)).to(value) for name, value in sums.items()}
-    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+    sums = summed_gradients(request, _members(request))
+    return {name: value.squeeze(0) for name, value in sums.items()} if request.per == "batch" else sums
 
 
 def _reduced(request: Request, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -164,7 +160,7 @@ def _reduced(request: Request, results: dict[str, Tensor]) -> dict[str, Tensor]:
     members = _members(request)
     reduce = torch.Tensor.mean if request.mean else torch.Tensor.sum
     sums = {name: torch.stack([reduce(value[mask], 0) for mask in members]) for name, value in results.items()}
-    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+    return {name: value.squeeze(0) for name, value in sums.items()} if request.per == "batch" else sums
 
 
 def parameter_gradients(scalar: Tensor, model: nn.Module) -> dict[str, Tensor | None]:

@@ -137,7 +137,7 @@ def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
 
 
 def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tensor]:
-    """Return parameter gradients of sums of scalars.
+    """Return parameter gradients of sums, or means, of scalars.
 
     Where examples do not mix, every set of examples runs forward and backward alone: all sets together cost one of each.
     Otherwise there is one forward, and one backward of the whole batch per set.
@@ -150,17 +150,21 @@ def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tenso
         From parameter name to `[len(members), *targets, *shape]`.
     """
     apart = len(members) > 1 and examples_are_apart(request)
+
+    def total(scalars: Tensor) -> Tensor:  # a mean here costs nothing; a quotient of gradients does
+        return scalars.mean(0) if request.mean else scalars.sum(0)
+
     with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         selected = selected_values(request)
         if apart:
             sums = []
             for place in (mask.nonzero().squeeze(1) for mask in members):
                 with swapped(request.inner, cloned_buffers(request.inner)):  # not what another forward wrote
-                    sums.append(_scalars(request, request.batch[place], selected, place).sum(0))
+                    sums.append(total(_scalars(request, request.batch[place], selected, place)))
         else:
             scalars = _scalars(request, request.batch, selected, coupled_is_fine=request.per == "batch")
-            sums = [scalars[mask].sum(0) for mask in members]
-        rows = [pulled(total, selected, request.differentiable) for total in sums]
+            sums = [total(scalars if request.per == "batch" else scalars[mask]) for mask in members]
+        rows = [pulled(one, selected, request.differentiable) for one in sums]
     if all(gradient is None for row in rows for gradient in row.values()):
         warn_disconnected(request.of, selected)
     return stacked(rows, selected, sums[0].shape)
@@ -322,6 +326,9 @@ def pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) ->
         if all(gradient is None for gradient in column):
             found[name] = None
             continue
+        if len(column) == 1 and column[0] is not None:
+            found[name] = column[0].reshape((*scalar.shape, *tensor.shape))
+            continue
         filled = [torch.zeros_like(tensor) if gradient is None else gradient for gradient in column]
         found[name] = torch.stack(filled).reshape((*scalar.shape, *tensor.shape))
     return found
@@ -333,9 +340,8 @@ def stacked(
     """Stack rows of gradients, with zeros where a parameter is not used."""
     results = {}
     for name, tensor in selected.items():
-        nothing = tensor.new_zeros((*targets, *tensor.shape))
-        column = [row[name] for row in rows]
-        results[name] = unscaled(torch.stack([nothing if gradient is None else gradient for gradient in column]))
+        column = [tensor.new_zeros((*targets, *tensor.shape)) if (own := row[name]) is None else own for row in rows]
+        results[name] = unscaled(torch.stack(column) if len(column) > 1 else column[0].unsqueeze(0))
     return results
 
 

@@ -12,7 +12,7 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
-from gradreg.engine._pull import pull
+from gradreg.engine._pull import pull_with_values
 from gradreg.engine._request import Points, resolve
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved, swapped
@@ -95,8 +95,7 @@ def values_and_gradients(
     with grad_mode(), preserved(inner, devices_of(inner)):
         capture = observe(request.model, request.batch, points, at=request.at, differentiable=differentiable)
         check_batch_axes(inner, request.batch, capture, points)
-        values = evaluate(request.of, capture.outputs, capture.batch, heads)
-        found = pull(inner, capture, request.of, points, heads, differentiable=differentiable)
+        values, found = pull_with_values(inner, capture, request.of, points, heads, differentiable=differentiable)
     check_independent(inner, request.batch, request.of, points, heads, request.at)
     if not differentiable:
         return values.detach(), {name: gradient.detach() for name, gradient in found.items()}

@@ -57,6 +57,20 @@ def pull(
     Returns:
         From key to `[n, *targets, *shape]`, with heads `[n, K, *targets, *shape]`.
     """
+    return pull_with_values(model, capture, of, points, heads, differentiable=differentiable, example=example)[1]
+
+
+def pull_with_values(
+    model: nn.Module,
+    capture: Capture,
+    of: ScalarFunction,
+    points: Points,
+    heads: int | None,
+    *,
+    differentiable: bool,
+    example: int | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the scalars beside what `pull` returns."""
     per_head = heads if not isinstance(of, AcrossHeads) else None
     check_targets(of, capture.outputs, capture.batch)
     own = _Direct(capture, points, per_head)
@@ -85,7 +99,7 @@ def pull(
         if target_shape:
             value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
         results[target.key] = unscaled(value)
-    return results
+    return scalar, results
 
 
 class _Direct:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -253,13 +254,21 @@ def resolve(
     return request
 
 
+# Types of scalars that were found to take two arguments: reading a signature costs as much as a small forward
+_CALLABLE: set[type] = set()
+
+
 def _check_callable(of: ScalarFunction) -> None:
+    if type(of) in _CALLABLE:
+        return
     try:
         inspect.signature(of).bind(None, None)
     except ValueError:
         return  # a builtin without a signature
     except TypeError as problem:
         raise ScalarError(f"of={of!r} is called as of(outputs, batch): {problem}.") from problem
+    if not inspect.isroutine(of) and not isinstance(of, nn.Module | partial):
+        _CALLABLE.add(type(of))
 
 
 def _inputs(batch: Batch, name: str | None) -> tuple[str, ...]:

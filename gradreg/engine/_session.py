@@ -187,7 +187,7 @@ class Session:
             row = pulled(total, selected, differentiable)
         if all(gradient is None for gradient in row.values()):
             warn_disconnected(of, selected)
-        return {name: value[0] for name, value in stacked([row], selected, total.shape).items()}
+        return {name: value.squeeze(0) for name, value in stacked([row], selected, total.shape).items()}
 
     def _handed_out(self, results: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return results that several regularizers may read, unless one of them wrote to them."""

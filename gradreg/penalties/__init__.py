@@ -19,6 +19,7 @@ from gradreg.penalties._norms import norm as norm
 from gradreg.penalties._norms import squared_norm as squared_norm
 from gradreg.penalties._precision import full_precision as full_precision
 from gradreg.penalties._precision import precise as precise
+from gradreg.penalties._spread import spread as spread
 
 __all__ = [
     "MATCHINGS",
@@ -32,6 +33,7 @@ __all__ = [
     "gradient_distance",
     "norm",
     "pairwise_alignment",
+    "spread",
     "squared_norm",
     "total_variation",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
@@ -81,10 +80,13 @@ def environments(batch: Batch, name: str, *, at_least: int = 1, examples: int = 
     return found
 
 
-def environment_gradients(model: nn.Module, batch: Batch, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]) -> Tensor:
-    """Return the gradient of every environment's mean risk with respect to parameters as rows, `[E, P]`, with graph."""
+def environment_gradients(
+    model: nn.Module, batch: Batch, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]
+) -> list[Tensor]:
+    """Return the gradients of every environment's mean risk, with graph: `[E, size]` for every parameter."""
     found = gradients(model, batch, of, wrt, per="group", mean=True, differentiable=True)
-    return torch.cat([value.flatten(1) for value in found.values()], 1) / heads_of(model)
+    heads = heads_of(model)
+    return [value.flatten(1) if heads == 1 else value.flatten(1) / heads for value in found.values()]
 
 
 def heads_of(model: nn.Module) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Derivatives, derivatives
+from gradreg.engine import Derivatives, Share, derivatives
 from gradreg.errors import GradregError
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._environments import check_reduction
@@ -76,6 +76,10 @@ class DerivativeResidual(Regularizer):
         self.of: ScalarFunction = all_logits() if of is None else of
         self.wrt = Inputs() if wrt is None else wrt
         self.reduction = check_reduction(reduction)
+
+    def shares(self) -> Iterable[Share]:
+        """Return what the shared forward shall record."""
+        return [(self.of, self.wrt)]
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the squared residual."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,7 +69,11 @@ class Fish(Regularizer):
         """Return minus the mean inner product over pairs of environments."""
         environments(batch, "Fish", at_least=2)
         rows = environment_gradients(model, batch, self.of, self.wrt)
-        return -pairwise_alignment(rows.unsqueeze(0), self.similarity)
+        if self.similarity == "cosine":
+            return -pairwise_alignment(torch.cat(rows, 1).unsqueeze(0), "cosine")
+        return -torch.stack(
+            [pairwise_alignment(part.unsqueeze(0), "dot") for part in rows]
+        ).sum()  # without a copy of all
 
     def extra_repr(self) -> str:
         """Show the settings."""

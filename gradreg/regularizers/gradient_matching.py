@@ -95,12 +95,14 @@ class GradientMatching(Regularizer):
             pairs = [(self._of(model, batch, True), self._of(model, real, False))]
         else:
             synthetic, real = _by_class(batch, real)
-            ours, theirs = self._of(model, synthetic, True), self._of(model, real, False)
+            sides = self._of(model, synthetic, True), self._of(model, real, False)
+            # unbind, for the backward of indexing one class fills a tensor of all
+            ours, theirs = ({name: value.unbind(0) for name, value in side.items()} for side in sides)
             count = len(next(iter(ours.values())))
             pairs = [({k: v[c] for k, v in ours.items()}, {k: v[c] for k, v in theirs.items()}) for c in range(count)]
         total = gradient_distance(*pairs[0], self.distance, self.eps)
-        for ours, theirs in pairs[1:]:
-            total = total + gradient_distance(ours, theirs, self.distance, self.eps)
+        for one, other in pairs[1:]:
+            total = total + gradient_distance(one, other, self.distance, self.eps)
         return total
 
     def _of(self, model: nn.Module, batch: Batch, differentiable: bool) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from gradreg.engine import curvature, point_values
 from gradreg.errors import BatchError, GradregError
 from gradreg.penalties import precise
 from gradreg.regularizers._base import Regularizer
-from gradreg.regularizers._points import drawn, leading_axes, single_input
+from gradreg.regularizers._points import drawn, leading_axes, own_forward, single_input
 from gradreg.scalars import ScalarFunction, all_logits
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs
@@ -23,7 +23,7 @@ class HessianPenalty(Regularizer):
 
     For one output the variance is $2 \sum_{a \ne b} H_{ab}^2$: zero when the Hessian with respect to the latents is diagonal.
     It is estimated without bias from k vectors per example (divided by k - 1). By default $v^\top H v$ is the second difference
-    $(G(z + \epsilon v) - 2 G(z) + G(z - \epsilon v)) / \epsilon^2$: no derivative inside, `order` 1, and 2k + 1 forwards.
+    $(G(z + \epsilon v) - 2 G(z) + G(z - \epsilon v)) / \epsilon^2$: no derivative inside, `order` 1, and 2k more forwards.
     `exact=True` takes second derivatives, of which training needs third ones (`order` 3); layer and instance normalization are
     written out for that, as their kernels are wrong there, and train-mode BatchNorm is refused.
 
@@ -103,11 +103,11 @@ class HessianPenalty(Regularizer):
         return (outputs.amax(-1) if self.reduction == "max" else outputs.mean(-1)).mean()
 
     def _differences(self, model: nn.Module, batch: Batch, name: str, value: Tensor, v: Tensor) -> Tensor:
-        # a forward of its own for the center too: each draws the same random numbers, if any
-        def at(point: Tensor) -> Tensor:
-            return precise(point_values(model, batch, self.of, Inputs(name), at={name: point}))
+        def at(point: Tensor | None) -> Tensor:
+            places = None if point is None else {name: point}
+            return precise(point_values(model, batch, self.of, Inputs(name), at=places))
 
-        center = at(value)
+        center = at(value if own_forward(model, batch) else None)
         columns = [
             (at(value + self.epsilon * one) - 2 * center + at(value - self.epsilon * one)) / self.epsilon**2
             for one in v.unbind(1)

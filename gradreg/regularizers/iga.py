@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
+from gradreg.penalties import spread
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._environments import check_params, check_reduction, environment_gradients, environments
 from gradreg.scalars import ScalarFunction, loss
@@ -64,8 +66,7 @@ class IGA(Regularizer):
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the variance of the environments' gradients."""
         found = environments(batch, "IGA", at_least=2)
-        rows = environment_gradients(model, batch, self.of, self.wrt)
-        total = (rows - rows.mean(0)).square().sum()
+        total = torch.stack([spread(rows) for rows in environment_gradients(model, batch, self.of, self.wrt)]).sum()
         return total / len(found) if self.reduction == "mean" else total
 
     def extra_repr(self) -> str:
