@@ -267,7 +267,7 @@ def _check_callable(of: ScalarFunction) -> None:
         return  # a builtin without a signature
     except TypeError as problem:
         raise ScalarError(f"of={of!r} is called as of(outputs, batch): {problem}.") from problem
-    if not inspect.isroutine(of) and not isinstance(of, nn.Module | partial):
+    if not inspect.isroutine(of) and not isinstance(of, nn.Module | partial | type):
         _CALLABLE.add(type(of))
 
 
