@@ -13,7 +13,7 @@ from gradreg.errors import BatchError, GradregError
 from gradreg.penalties import MetricLike, as_metric, gini, precise, total_variation
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import drawn, single_input
-from gradreg.scalars import ScalarFunction, true_logit
+from gradreg.scalars import ScalarFunction, reads_targets, true_logit
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs
 
@@ -88,6 +88,7 @@ class AttributionPrior(Regularizer):
         self.register_buffer("references", references)
         self.samples = samples
         self.of: ScalarFunction = true_logit() if of is None else of
+        self.needs_targets = reads_targets(self.of)
         self.wrt = Inputs() if wrt is None else wrt
         self.multiply = multiply
         self.metric = as_metric(metric)

@@ -13,7 +13,7 @@ from gradreg.errors import GradregError
 from gradreg.penalties import MetricLike, as_metric, norm, squared_norm, under
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import leading_axes, like_input, own_forward, single_input
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.scalars import ScalarFunction, loss, reads_targets
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs
 
@@ -67,6 +67,7 @@ class CURE(Regularizer):
             raise GradregError(f"h={h!r}; it must be a positive length.")
         self.h = h
         self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
+        self.needs_targets = reads_targets(self.of)
         self.wrt = Inputs() if wrt is None else wrt
         self.metric = as_metric(metric)
 

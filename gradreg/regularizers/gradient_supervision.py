@@ -11,7 +11,7 @@ from gradreg.engine import Share, gradients
 from gradreg.penalties import MetricLike, as_metric, check_eps, cosine, under
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import leading_axes, like_input, single_input
-from gradreg.scalars import ScalarFunction, true_logit
+from gradreg.scalars import ScalarFunction, reads_targets, true_logit
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs
 
@@ -62,6 +62,7 @@ class GradientSupervision(Regularizer):
         super().__init__(weight)
         check_eps(eps)
         self.of: ScalarFunction = true_logit() if of is None else of
+        self.needs_targets = reads_targets(self.of)
         self.wrt = Inputs() if wrt is None else wrt
         self.metric = as_metric(metric)
         self.eps = eps

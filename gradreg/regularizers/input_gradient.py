@@ -12,7 +12,7 @@ from gradreg.engine import Share, gradients
 from gradreg.penalties import MetricLike, as_metric
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import leading_axes, squared_norms
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.scalars import ScalarFunction, loss, reads_targets
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs, Wrt
 
@@ -53,6 +53,7 @@ class InputGradient(Regularizer):
     ) -> None:
         super().__init__(weight)
         self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
+        self.needs_targets = reads_targets(self.of)
         self.wrt = Inputs() if wrt is None else wrt
         self.metric = as_metric(metric)
 

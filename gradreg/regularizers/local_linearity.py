@@ -12,7 +12,7 @@ from gradreg.engine import Share, gradients, point_values, values_and_gradients
 from gradreg.errors import GradregError, ScalarError
 from gradreg.regularizers._base import Regularizer
 from gradreg.regularizers._points import drawn, leading_axes, like_input, own_forward, single_input
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.scalars import ScalarFunction, loss, reads_targets
 from gradreg.schedules import Schedule
 from gradreg.wrt import Inputs
 
@@ -77,6 +77,7 @@ class LocalLinearity(Regularizer):
         self.step_size = 2.5 * radius / steps if step_size is None else step_size
         self.slope = slope
         self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
+        self.needs_targets = reads_targets(self.of)
         self.wrt = Inputs() if wrt is None else wrt
 
     def shares(self) -> Iterable[Share]:

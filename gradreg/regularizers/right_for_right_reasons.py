@@ -69,6 +69,7 @@ class RightForRightReasons(Regularizer):
         self.of: ScalarFunction = total_log_probability() if of is None else of
         self.wrt = Inputs() if wrt is None else wrt
         self.reduction = reduction
+        self.additive = reduction != "mask"
         self.metric = as_metric(metric)
 
     def shares(self) -> Iterable[Share]:

@@ -122,6 +122,11 @@ def scalar_key(of: ScalarFunction) -> tuple[object, ...]:
         return (type(of), id(of))
 
 
+def reads_targets(of: object) -> bool:
+    """Whether a scalar of this package reads `batch.targets`; of a function of the user's own it is not known."""
+    return hasattr(of, "check_targets")
+
+
 def is_causal_language_model(model: nn.Module) -> bool:
     """Whether the labels of a model are its own inputs, one position later."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):

@@ -73,6 +73,31 @@ def test_duplicating_the_batch_proves_the_reduction(case: RegularizerCase) -> No
 
 
 @EVERY
+def test_additive_penalties_add_up_over_parts(case: RegularizerCase) -> None:
+    """What distributed training averages: of an additive penalty, the mean (or sum) over parts is the whole."""
+    model, batch, regularizer = case.make_model(), case.make_batch(), case.make()
+    if not regularizer.additive:
+        pytest.skip("declared as not additive")
+    n = len(batch)
+    parts = [(regularizer(model, batch[rows]), len(rows)) for rows in ([0], list(range(1, n)))]
+    weights = [size / n if case.invariant_to_duplicates else 1 for _, size in parts]
+    total = sum(weight * value for weight, (value, _) in zip(weights, parts, strict=True))
+    torch.testing.assert_close(total, regularizer(model, batch), rtol=1e-12, atol=1e-14)
+
+
+@EVERY
+def test_a_penalty_that_reads_targets_says_so(case: RegularizerCase) -> None:
+    batch = case.make_batch()
+    bare = gr.Batch(batch.inputs, groups=batch.groups, extras=batch.extras)
+    regularizer = case.make()
+    if regularizer.needs_targets:
+        with pytest.raises(gr.GradregError, match=f"{type(regularizer).__name__} needs targets"):
+            regularizer(case.make_model(), bare)
+    else:
+        assert regularizer(case.make_model(), bare).dim() == 0
+
+
+@EVERY
 def test_single_example(case: RegularizerCase) -> None:
     model, batch = case.make_model(), case.make_batch()
     penalty = case.make()(model, batch[list(case.fewest)])
