@@ -13,7 +13,7 @@ from gradreg.errors import BatchError, GradregError
 from gradreg.model import unwrap
 from gradreg.penalties import Metric, norm, squared_norm, under
 from gradreg.scalars import AcrossHeads, ScalarFunction
-from gradreg.wrt import Inputs
+from gradreg.wrt import Inputs, Wrt
 
 
 def leading_axes(model: nn.Module, of: ScalarFunction) -> int:
@@ -74,17 +74,38 @@ def single_input(batch: Batch, wrt: Inputs, who: str) -> tuple[str, Tensor]:
     return names[0], value
 
 
-def like_input(batch: Batch, name: str, value: Tensor, purpose: str) -> Tensor:
-    """Return a tensor of the extras that has the shape of an input, in its dtype and on its device.
+def example_shape(batch: Batch, wrt: Wrt, gradient: Tensor, axes: int, who: str) -> tuple[int, ...]:
+    """Return the shape `[n, *shape]` of what a gradient is taken with respect to.
+
+    Args:
+        batch: The batch.
+        wrt: With respect to what; of an input the shape is known.
+        gradient: `[n, (K,) *targets, *shape]`.
+        axes: How many axes the shape has, n included, where it is that of features or activations.
+        who: How messages call the penalty.
+    """
+    if isinstance(wrt, Inputs):
+        return tuple(single_input(batch, wrt, who)[1].shape)
+    return (gradient.shape[0], *gradient.shape[max(1, gradient.dim() - axes + 1) :])
+
+
+def aligned(given: Tensor, gradient: Tensor) -> Tensor:
+    """Return values `[n, *shape]` with axes of length 1 for the heads and targets of a gradient `[n, (K,) *targets, *shape]`."""
+    return given.reshape(given.shape[0], *[1] * (gradient.dim() - given.dim()), *given.shape[1:])
+
+
+def like_input(batch: Batch, name: str, value: Tensor, purpose: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Return a tensor of the extras that has the shape of an input (or the given one), in its dtype and on its device.
 
     Raises:
         BatchError: If it is missing, of another shape, or not floating point.
     """
     given = batch.extra(name, purpose)
-    if given.shape != value.shape or not given.is_floating_point():
+    shape = tuple(value.shape) if shape is None else shape
+    if given.shape != shape or not given.is_floating_point():
         raise BatchError(
             f"batch.extras[{name!r}] is {given.dtype} of shape {tuple(given.shape)}; {purpose}, floating point of shape "
-            f"{tuple(value.shape)}."
+            f"{shape}."
         )
     return given.to(value)
 

@@ -10,10 +10,10 @@ from gradreg.batch import Batch
 from gradreg.engine import Share, gradients
 from gradreg.penalties import MetricLike, as_metric, check_eps, cosine, under
 from gradreg.regularizers._base import Regularizer
-from gradreg.regularizers._points import leading_axes, like_input, single_input
+from gradreg.regularizers._points import aligned, example_shape, leading_axes, like_input, only, single_input
 from gradreg.scalars import ScalarFunction, reads_targets, true_logit
 from gradreg.schedules import Schedule
-from gradreg.wrt import Inputs
+from gradreg.wrt import Activations, Features, Inputs
 
 
 class GradientSupervision(Regularizer):
@@ -27,7 +27,7 @@ class GradientSupervision(Regularizer):
     Args:
         weight: A number or schedule, read by `Objective`.
         of: What is differentiated: the logit of the true class. For one logit, `gr.logit(0)` with directions of your own.
-        wrt: The input.
+        wrt: An input, or features: directions are then given themselves.
         metric: The inner product of the cosine; see `gr.penalties.Metric`.
         eps: Added to squared norms.
 
@@ -55,7 +55,7 @@ class GradientSupervision(Regularizer):
         weight: float | Schedule = 1.0,
         *,
         of: ScalarFunction | None = None,
-        wrt: Inputs | None = None,
+        wrt: Inputs | Features | Activations | None = None,
         metric: MetricLike = None,
         eps: float = 1e-12,
     ) -> None:
@@ -73,16 +73,26 @@ class GradientSupervision(Regularizer):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean misalignment."""
-        name, value = single_input(batch, self.wrt, "GradientSupervision")
-        if "direction" in batch.extras:
-            direction = like_input(batch, "direction", value, "GradientSupervision needs directions")
-        else:
-            direction = value - like_input(batch, "counterfactual", value, "GradientSupervision needs counterfactuals")
-        gradient = gradients(model, batch, self.of, self.wrt, differentiable=True)[name]
+        direction = self._difference(batch)
+        _, gradient = only(gradients(model, batch, self.of, self.wrt, differentiable=True), "GradientSupervision")
         leading = leading_axes(model, self.of)
-        direction = direction.detach().reshape(len(batch), *[1] * (gradient.dim() - value.dim()), *value.shape[1:])
+        if direction is None:
+            purpose = "GradientSupervision needs directions"
+            axes = batch.extra("direction", purpose).dim()
+            shape = example_shape(batch, self.wrt, gradient, axes, "GradientSupervision")
+            direction = like_input(batch, "direction", gradient, purpose, shape)
+        direction = aligned(direction.detach(), gradient)
         similarity = cosine(under(self.metric, gradient), under(self.metric, direction), eps=self.eps, leading=leading)
         return (1 - similarity).mean()
+
+    def _difference(self, batch: Batch) -> Tensor | None:
+        """Return the inputs minus their counterfactuals, None where directions themselves are given."""
+        if not isinstance(self.wrt, Inputs):
+            return None
+        _, value = single_input(batch, self.wrt, "GradientSupervision")
+        if "direction" in batch.extras:
+            return None
+        return value - like_input(batch, "counterfactual", value, "GradientSupervision needs counterfactuals")
 
     def extra_repr(self) -> str:
         """Show the settings."""

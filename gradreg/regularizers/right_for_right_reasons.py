@@ -12,10 +12,10 @@ from gradreg.engine import Share, gradients
 from gradreg.errors import BatchError, GradregError
 from gradreg.penalties import MetricLike, as_metric, squared_norm
 from gradreg.regularizers._base import Regularizer
-from gradreg.regularizers._points import leading_axes, single_input
+from gradreg.regularizers._points import aligned, example_shape, leading_axes, only, single_input
 from gradreg.scalars import ScalarFunction, total_log_probability
 from gradreg.schedules import Schedule
-from gradreg.wrt import Inputs
+from gradreg.wrt import Activations, Features, Inputs
 
 
 class RightForRightReasons(Regularizer):
@@ -30,7 +30,7 @@ class RightForRightReasons(Regularizer):
     Args:
         weight: A number or schedule, read by `Objective`.
         of: What is differentiated.
-        wrt: The input that the mask is about.
+        wrt: What the mask is about: an input, or features.
         reduction: `"mean"` over examples (and heads), `"sum"` over examples (mean over heads), `"mask"`: that sum divided by
             the sum of the mask.
         metric: With a metric M the mask is laid on $M^{1/2} g$, for a projection the projected gradient.
@@ -59,7 +59,7 @@ class RightForRightReasons(Regularizer):
         weight: float | Schedule = 1.0,
         *,
         of: ScalarFunction | None = None,
-        wrt: Inputs | None = None,
+        wrt: Inputs | Features | Activations | None = None,
         reduction: str = "mean",
         metric: MetricLike = None,
     ) -> None:
@@ -78,14 +78,13 @@ class RightForRightReasons(Regularizer):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the reduced squares."""
-        name, value = single_input(batch, self.wrt, "RightForRightReasons")
-        mask = read_mask(batch, value)
-        gradient = gradients(model, batch, self.of, self.wrt, differentiable=True)[name]
+        if isinstance(self.wrt, Inputs):
+            single_input(batch, self.wrt, "RightForRightReasons")
+        _, gradient = only(gradients(model, batch, self.of, self.wrt, differentiable=True), "RightForRightReasons")
+        mask = read_mask(batch, self.wrt, gradient)
         if self.metric is not None:
             gradient = self.metric.shaped(gradient)
-        between = gradient.dim() - mask.dim()  # heads and targets
-        masked = gradient * mask.reshape(mask.shape[0], *[1] * between, *mask.shape[1:])
-        squares = squared_norm(masked, leading=leading_axes(model, self.of))
+        squares = squared_norm(gradient * aligned(mask, gradient), leading=leading_axes(model, self.of))
         if self.reduction == "mean":
             return squares.mean()
         squares = squares.mean(1) if squares.dim() > 1 else squares
@@ -96,8 +95,8 @@ class RightForRightReasons(Regularizer):
         return f"of={self.of!r}, wrt={self.wrt!r}, reduction={self.reduction!r}"
 
 
-def read_mask(batch: Batch, value: Tensor) -> Tensor:
-    """Return the mask `batch.extras["mask"]` in the shape and dtype of an input.
+def read_mask(batch: Batch, wrt: Inputs | Features | Activations, gradient: Tensor) -> Tensor:
+    """Return the mask `batch.extras["mask"]` in the shape of what a gradient is taken with respect to, and in its dtype.
 
     Raises:
         BatchError: If it is missing, neither boolean nor floating point, not finite, or does not fit the input.
@@ -108,14 +107,14 @@ def read_mask(batch: Batch, value: Tensor) -> Tensor:
             f"batch.extras['mask'] is {mask.dtype}; it must be boolean (True where the input must not matter) or floating "
             "point: convert it with mask.bool()."
         )
-    fits = mask.dim() == value.dim() and all(
-        own in (1, full) for own, full in zip(mask.shape, value.shape, strict=True)
-    )
-    if not fits or mask.shape[0] != value.shape[0]:
+    shape = example_shape(batch, wrt, gradient, mask.dim(), "RightForRightReasons")
+    fits = mask.dim() == len(shape) and all(own in (1, full) for own, full in zip(mask.shape, shape, strict=True))
+    if not fits or mask.shape[0] != shape[0]:
+        what = "input" if isinstance(wrt, Inputs) else "gradient"
         raise BatchError(
-            f"batch.extras['mask'] has shape {tuple(mask.shape)}; the input has {tuple(value.shape)}. Give one mask per "
+            f"batch.extras['mask'] has shape {tuple(mask.shape)}; the {what} has {shape}. Give one mask per "
             "example, of that shape or with axes of length 1."
         )
     if mask.is_floating_point() and not bool(torch.isfinite(mask).all()):
         raise BatchError("batch.extras['mask'] holds values that are not finite.")
-    return mask.to(value).expand(value.shape)
+    return mask.to(gradient).expand(shape)

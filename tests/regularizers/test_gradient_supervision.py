@@ -8,7 +8,7 @@ import torch
 import gradreg as gr
 from gradreg.errors import BatchError
 from gradreg.regularizers import GradientSupervision
-from tests.point_cases import PERCEPTRON, Architecture
+from tests.point_cases import PERCEPTRON, Architecture, heads
 from tests.regularizers.naive import EVERY_ARCHITECTURE, case_of, finite_gradients, linear, random, same, slope, zeroed
 
 
@@ -36,6 +36,20 @@ def test_the_metric() -> None:
     dot = lambda a, b: torch.einsum("ni,ij,nj->n", a, M, b)  # noqa: E731
     expected = 1 - (dot(w, d) / (dot(w, w) * dot(d, d)).sqrt()).mean()
     same(GradientSupervision(metric=M)(model, gr.Batch(x, y, extras={"direction": d})), expected)
+
+
+def test_features_of_heads() -> None:
+    model, x, y, d = heads(), random(3, 4), torch.tensor([0, 1, 2]), random(3, 5)
+    h = model.base(x).detach()
+    rows = [
+        1 - torch.cosine_similarity(slope(head, h[i], lambda z, i=i: z[y[i]]), d[i], dim=0)
+        for head in model.heads
+        for i in range(3)
+    ]
+    penalty = GradientSupervision(wrt=gr.Features())
+    same(penalty(model, gr.Batch(x, y, extras={"direction": d})), sum(rows) / 9)
+    with pytest.raises(BatchError, match=r"extras\['direction'\] is needed"):
+        penalty(model, gr.Batch(x, y, extras={"counterfactual": x}))
 
 
 def test_without_a_counterfactual_the_term_is_one_and_finite() -> None:

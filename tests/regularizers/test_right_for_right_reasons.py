@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import gradreg as gr
 from gradreg.errors import BatchError, GradregError
 from gradreg.regularizers import RightForRightReasons
-from tests.point_cases import CONVOLUTIONAL, PERCEPTRON, Architecture
+from tests.point_cases import CONVOLUTIONAL, PERCEPTRON, Architecture, heads
 from tests.regularizers.naive import EVERY_ARCHITECTURE, case_of, finite_gradients, linear, random, same, slope, zeroed
 
 
@@ -68,6 +68,23 @@ def test_a_projection_before_the_mask() -> None:
     g = torch.stack([slope(model, one, lambda z: F.log_softmax(z, 0).sum()) for one in x])
     expected = (g @ plane @ plane.T).square().sum(1).mean()
     same(RightForRightReasons(metric=plane)(model, batch), expected)
+
+
+def test_features_of_heads_and_activations() -> None:
+    model, x = heads(), random(3, 4)
+    mask = random(3, 5) > 0
+    batch = gr.Batch(x, extras={"mask": mask})
+    h = model.base(x).detach()
+    rows = [
+        (m * slope(head, one, lambda z: F.log_softmax(z, 0).sum())).square().sum()
+        for head in model.heads
+        for one, m in zip(h, mask, strict=True)
+    ]
+    same(RightForRightReasons(wrt=gr.Features())(model, batch), sum(rows) / len(rows))
+    net = torch.nn.Sequential(model.base, model.heads[0])
+    same(RightForRightReasons(wrt=gr.Activations("0"))(net, batch), sum(rows[:3]) / 3)
+    with pytest.raises(BatchError, match=r"\(3, 4\); the gradient has \(3, 5\)"):
+        RightForRightReasons(wrt=gr.Features())(model, gr.Batch(x, extras={"mask": x > 0}))
 
 
 @pytest.mark.parametrize(
