@@ -19,7 +19,8 @@ from gradreg.penalties._norms import norm as norm
 from gradreg.penalties._norms import squared_norm as squared_norm
 from gradreg.penalties._precision import full_precision as full_precision
 from gradreg.penalties._precision import precise as precise
-from gradreg.penalties._spread import spread as spread
+from gradreg.penalties._quadratic import factored_quadratic_form as factored_quadratic_form
+from gradreg.penalties._quadratic import quadratic_form as quadratic_form
 
 __all__ = [
     "MATCHINGS",
@@ -33,7 +34,6 @@ __all__ = [
     "gradient_distance",
     "norm",
     "pairwise_alignment",
-    "spread",
     "squared_norm",
     "total_variation",
 ]

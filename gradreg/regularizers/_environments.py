@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import gradients, head_count
-from gradreg.errors import BatchError, GradregError
+from gradreg.engine import Share, gradients, head_count, linear_factors
+from gradreg.errors import BatchError, CoupledExamplesError, GradregError
 from gradreg.model import unwrap
-from gradreg.scalars import ScalarFunction
-from gradreg.wrt import Params, Wrt
+from gradreg.penalties import factored_quadratic_form, quadratic_form
+from gradreg.regularizers._base import Regularizer
+from gradreg.scalars import ScalarFunction, loss
+from gradreg.schedules import Schedule
+from gradreg.wrt import Activations, Params, Wrt
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +93,57 @@ def environment_gradients(
     found = gradients(model, batch, of, wrt, per="group", mean=True, differentiable=True)
     heads = heads_of(model)
     return [value.flatten(1) if heads == 1 else value.flatten(1) / heads for value in found.values()]
+
+
+class EnvironmentForm(Regularizer):
+    r"""Base of penalties $\sum_{ef} A_{ef}\, g_e \cdot g_f$ on the gradients of the environments' mean risks.
+
+    Where all parameters are of linear layers and the batch is not large, products of gradients come from the layers' inputs and
+    the losses' gradients at their outputs, of the forward that the task has run anyway: the cost does not depend on the
+    number of environments. Otherwise every environment runs forward and backward alone, which costs one of each together.
+
+    Args:
+        weight: A number or schedule, read by `Objective`.
+        of: The risk of one example; cross-entropy unless said otherwise.
+        wrt: The parameters.
+    """
+
+    additive = False
+
+    def __init__(self, weight: float | Schedule, of: ScalarFunction | None, wrt: Wrt | tuple[Wrt, ...] | None) -> None:
+        super().__init__(weight)
+        self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
+        self.needs_targets = of is None
+        self.wrt = check_params(Params("*") if wrt is None else wrt, type(self).__name__)
+        self._layers: tuple[str, ...] = ()
+
+    def shares(self) -> Iterable[Share]:
+        """Return what the shared forward shall record: the linear layers that the last call was about."""
+        return [(self.of, tuple(Activations(name) for name in self._layers))] if self._layers else []
+
+    def form(self, model: nn.Module, batch: Batch, found: Environments, matrix: Tensor) -> Tensor:
+        """Return the quadratic form of the environments' gradients with a constant, symmetric matrix A, `[E, E]`."""
+        try:
+            factors = linear_factors(model, batch, self.of, self.wrt) if self._worthwhile(model, len(batch)) else None
+        except CoupledExamplesError:
+            factors = None  # examples mix behind a layer; the sum over an environment has a gradient nevertheless
+        self._layers = tuple(factors or ())
+        if factors is None:
+            rows = environment_gradients(model, batch, self.of, self.wrt)
+            return torch.stack([quadratic_form(part, matrix) for part in rows]).sum()
+        member = F.one_hot(found.index, len(found)).to(matrix) / found.counts.to(matrix)
+        pairs = member @ matrix @ member.T  # [n, n]
+        parts = [
+            factored_quadratic_form(item.inputs, item.cotangents, pairs, item.weight, item.bias)
+            for item in factors.values()
+        ]
+        return torch.stack(parts).sum()
+
+    def _worthwhile(self, model: nn.Module, n: int) -> bool:
+        """Whether products of all pairs of examples cost less than the gradients of the environments."""
+        layers = [module for module in unwrap(model).modules() if isinstance(module, nn.Linear)]
+        pairs = sum(n * n * (layer.in_features + layer.out_features) for layer in layers)
+        return pairs <= 2 * sum(n * layer.weight.numel() for layer in layers)
 
 
 def heads_of(model: nn.Module) -> int:

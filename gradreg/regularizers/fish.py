@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.errors import GradregError
 from gradreg.penalties import pairwise_alignment
-from gradreg.regularizers._base import Regularizer
-from gradreg.regularizers._environments import check_params, environment_gradients, environments
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.regularizers._environments import EnvironmentForm, environment_gradients, environments
+from gradreg.scalars import ScalarFunction
 from gradreg.schedules import Schedule
-from gradreg.wrt import Params, Wrt
+from gradreg.wrt import Wrt
 
 
-class Fish(Regularizer):
+class Fish(EnvironmentForm):
     r"""Minus the inner product of the environments' gradients, $-\frac{2}{E(E-1)} \sum_{e<f} g_e \cdot g_f$.
 
     $g_e = \nabla_\theta R_e$ of the mean risk of environment e (a value of `batch.groups`), averaged over heads. This is the
@@ -47,8 +45,6 @@ class Fish(Regularizer):
         >>> gr.regularizers.Fish(weight=0.01)(net, batch).backward()
     """
 
-    additive = False
-
     def __init__(
         self,
         weight: float | Schedule = 1.0,
@@ -57,23 +53,20 @@ class Fish(Regularizer):
         wrt: Wrt | tuple[Wrt, ...] | None = None,
         similarity: str = "dot",
     ) -> None:
-        super().__init__(weight)
+        super().__init__(weight, of, wrt)
         if similarity not in ("dot", "cosine"):
             raise GradregError(f"similarity={similarity!r}; allowed are 'dot' and 'cosine'.")
-        self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
-        self.needs_targets = of is None
-        self.wrt = check_params(Params("*") if wrt is None else wrt, "Fish")
         self.similarity = similarity
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return minus the mean inner product over pairs of environments."""
-        environments(batch, "Fish", at_least=2)
-        rows = environment_gradients(model, batch, self.of, self.wrt)
+        found = environments(batch, "Fish", at_least=2)
         if self.similarity == "cosine":
-            return -pairwise_alignment(torch.cat(rows, 1).unsqueeze(0), "cosine")
-        return -torch.stack(
-            [pairwise_alignment(part.unsqueeze(0), "dot") for part in rows]
-        ).sum()  # without a copy of all
+            rows = torch.cat(environment_gradients(model, batch, self.of, self.wrt), 1)
+            return -pairwise_alignment(rows.unsqueeze(0), "cosine")
+        count = len(found)
+        others = torch.eye(count, dtype=torch.float64) - 1
+        return self.form(model, batch, found, others / (count * (count - 1)))
 
     def extra_repr(self) -> str:
         """Show the settings."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.penalties import spread
-from gradreg.regularizers._base import Regularizer
-from gradreg.regularizers._environments import check_params, check_reduction, environment_gradients, environments
-from gradreg.scalars import ScalarFunction, loss
+from gradreg.regularizers._environments import EnvironmentForm, check_reduction, environments
+from gradreg.scalars import ScalarFunction
 from gradreg.schedules import Schedule
-from gradreg.wrt import Params, Wrt
+from gradreg.wrt import Wrt
 
 
-class IGA(Regularizer):
+class IGA(EnvironmentForm):
     r"""Variance of the environments' gradients, $\frac1E \sum_e \lVert g_e - \bar g \rVert^2$, $g_e = \nabla_\theta R_e$.
 
     $R_e$ is the mean risk of environment e (a value of `batch.groups`), averaged over heads; $\bar g$ is the mean of all $g_e$.
@@ -23,8 +20,8 @@ class IGA(Regularizer):
     (`reduction="sum"`). Taking the mean gradient without graph, as DomainBed does, changes nothing, since deviations from it sum
     to zero; here it keeps its graph.
 
-    Every environment is run forward and backward alone, so all of them together cost one forward and backward; pulling
-    each risk back through a forward of the whole batch, as is usual, costs E backwards.
+    Pulling each risk back through a forward of the whole batch, as is usual, costs E backwards. Here the environments together
+    cost one; see `EnvironmentForm`.
 
     Args:
         weight: A number or schedule, read by `Objective`.
@@ -47,8 +44,6 @@ class IGA(Regularizer):
         >>> gr.regularizers.IGA()(net, batch).backward()
     """
 
-    additive = False
-
     def __init__(
         self,
         weight: float | Schedule = 1.0,
@@ -57,17 +52,14 @@ class IGA(Regularizer):
         wrt: Wrt | tuple[Wrt, ...] | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(weight)
-        self.of: ScalarFunction = loss(F.cross_entropy) if of is None else of
-        self.needs_targets = of is None
-        self.wrt = check_params(Params("*") if wrt is None else wrt, "IGA")
+        super().__init__(weight, of, wrt)
         self.reduction = check_reduction(reduction)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the variance of the environments' gradients."""
         found = environments(batch, "IGA", at_least=2)
-        total = torch.stack([spread(rows) for rows in environment_gradients(model, batch, self.of, self.wrt)]).sum()
-        return total / len(found) if self.reduction == "mean" else total
+        centered = torch.eye(len(found), dtype=torch.float64) - 1 / len(found)
+        return self.form(model, batch, found, centered / len(found) if self.reduction == "mean" else centered)
 
     def extra_repr(self) -> str:
         """Show the settings."""
