@@ -16,6 +16,7 @@ from gradreg.engine._plan import Plan as Plan
 from gradreg.engine._plan import plan as plan
 from gradreg.engine._point_values import point_values as point_values
 from gradreg.engine._point_values import values_and_gradients as values_and_gradients
+from gradreg.engine._pull import targets_together as targets_together
 from gradreg.engine._request import head_count as head_count
 from gradreg.engine._scale import inner_scale as inner_scale
 from gradreg.engine._session import Session as Session

@@ -17,7 +17,7 @@ _SCALE: ContextVar[float] = ContextVar("gradreg_inner_scale", default=1.0)
 
 @contextmanager
 def inner_scale(scale: float) -> Iterator[None]:
-    r"""Pull inner gradients back multiplied by a scale and divide them again, inside the graph: the same gradients.
+    r"""Pull the gradients of `gradients`, and so of penalties, back multiplied by a scale and divide again: the same gradients.
 
     In float16 what is below 6e-8 becomes zero, which gradients of single examples often are. `GradScaler` does not help there:
     it scales the loss, so the *outer* backward, while penalties are built of *inner* gradients. The two compose: gradreg never

@@ -135,7 +135,8 @@ class AttributionPrior(Regularizer):
     def _references(self, batch: Batch, value: Tensor) -> Tensor:
         if "references" in batch.extras:
             given = batch.extra("references", "one set per example")
-            if given.dim() != value.dim() + 1 or given.shape[2:] != value.shape[1:] or not given.is_floating_point():
+            fits = given.dim() == value.dim() + 1 and given.shape[2:] == value.shape[1:] and given.shape[1] > 0
+            if not fits or not given.is_floating_point():
                 raise BatchError(
                     f"batch.extras['references'] is {given.dtype} of shape {tuple(given.shape)}; expected floating point "
                     f"({len(batch)}, k, *{tuple(value.shape[1:])})."

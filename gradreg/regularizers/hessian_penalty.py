@@ -87,7 +87,8 @@ class HessianPenalty(Regularizer):
         name, value = single_input(batch, self.wrt, "HessianPenalty")
         count = self.directions
         if "directions" in batch.extras:
-            count = batch.extra("directions", "fixed vectors").shape[1]
+            given = batch.extra("directions", "fixed vectors")
+            count = given.shape[1] if given.dim() > 1 else 0
             if count < 2:
                 raise BatchError(
                     "batch.extras['directions'] holds one direction per example; a variance needs at least 2."

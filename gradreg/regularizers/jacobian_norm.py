@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Share, gradients, output_shape
+from gradreg.engine import Share, gradients, output_shape, targets_together
 from gradreg.errors import GradregError
 from gradreg.penalties import MetricLike, as_metric
 from gradreg.regularizers._base import Regularizer
@@ -60,7 +60,8 @@ class JacobianEstimate:
             vectors = drawn(batch, "projections", shape, like, DISTRIBUTIONS[self.distribution])
             if batch.extras.get("projections") is not vectors:
                 batch = batch.with_extras(projections=vectors)
-        found = gradients(model, batch, self.of, self.wrt, differentiable=True)
+        with targets_together():
+            found = gradients(model, batch, self.of, self.wrt, differentiable=True)
         squares = squared_norms(found, as_metric(metric), leading_axes(model, self.of))
         return squares / (self.projections or 1)
 

@@ -88,7 +88,10 @@ class RightForRightReasons(Regularizer):
         if self.reduction == "mean":
             return squares.mean()
         squares = squares.mean(1) if squares.dim() > 1 else squares
-        return squares.sum() / (mask.sum().clamp(min=1) if self.reduction == "mask" else 1)
+        if self.reduction == "sum":
+            return squares.sum()
+        size = mask.sum()
+        return squares.sum() / size.where(size > 0, 1)  # an empty mask gives 0
 
     def extra_repr(self) -> str:
         """Show the settings."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Share, gradients
+from gradreg.engine import Share, gradients, targets_together
 from gradreg.errors import BatchError
 from gradreg.penalties import MetricLike, as_metric, squared_norm, under
 from gradreg.regularizers._base import Regularizer
@@ -69,7 +69,9 @@ class Sobolev(Regularizer):
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean squared distance."""
         given = batch.extra("derivatives", "the derivatives to match, [n, *targets, *shape]").detach()
-        _, gradient = only(gradients(model, batch, self.of, self.wrt, differentiable=True), "Sobolev")
+        with targets_together():
+            found = gradients(model, batch, self.of, self.wrt, differentiable=True)
+        _, gradient = only(found, "Sobolev")
         leading = leading_axes(model, self.of)
         expected = (gradient.shape[0], *gradient.shape[leading:])
         if given.shape != expected:
