@@ -20,6 +20,7 @@ from gradreg.penalties._norms import squared_norm as squared_norm
 from gradreg.penalties._precision import full_precision as full_precision
 from gradreg.penalties._precision import precise as precise
 from gradreg.penalties._quadratic import factored_quadratic_form as factored_quadratic_form
+from gradreg.penalties._quadratic import factored_row_distance as factored_row_distance
 from gradreg.penalties._quadratic import quadratic_form as quadratic_form
 
 __all__ = [

@@ -50,6 +50,25 @@ def factored_quadratic_form(
         return (_gram(d) * products * matrix.to(d)).sum()
 
 
+def factored_row_distance(
+    ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], eps: float = 1e-12
+) -> Float[Tensor, ""]:
+    r"""Return $\sum_r (1 - \cos(a_r, b_r))$ of the rows of two mean weight gradients of a linear layer, which are not formed.
+
+    Args:
+        ours: Inputs `[n, i]` of the layer and cotangents `[n, o]`; the gradient is $\frac1n \sum_k \delta_k h_k^\top$.
+        theirs: The same of other examples.
+        eps: Added to squared norms.
+    """
+    (h, d), (other_h, other_d) = (tuple(map(precise, side)) for side in (ours, theirs))
+    with full_precision(d):
+        d, other_d = d / len(d), other_d / len(other_d)
+        dot = ((h @ other_h.T) @ other_d * d).sum(0)
+        # rounding may leave a square of vanishing rows just below zero
+        squares = [((x @ x.T) @ y * y).sum(0).clamp(min=0) + eps for x, y in ((h, d), (other_h, other_d))]
+        return (1 - dot * squares[0].rsqrt() * squares[1].rsqrt()).sum()
+
+
 class _Quadratic(torch.autograd.Function):
     """The product A G is kept for the backward, which is one pass."""
 

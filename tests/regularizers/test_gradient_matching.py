@@ -61,6 +61,24 @@ def test_equals_loops_and_reaches_the_data(make, kind, by_class) -> None:
     assert own.abs().sum() > 0
 
 
+@pytest.mark.parametrize("glob", ["*", "0.weight"])
+def test_rows_from_factors_are_the_same(monkeypatch, glob) -> None:
+    model, (synthetic, real) = models.mlp(), data()
+    results = []
+    for short in (True, False):
+        monkeypatch.setattr(gr.regularizers.GradientMatching, "_worthwhile", lambda *_, short=short: short)
+        penalty = gr.regularizers.GradientMatching(real=real, wrt=gr.Params(glob))
+        value = penalty(model, synthetic)
+        wanted = [synthetic.inputs, *models.parameters(model)]
+        results.append((value, torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True)))
+        if short:
+            images = synthetic.inputs
+            assert gradcheck(lambda x, p=penalty: p(model, gr.Batch(x, synthetic.targets)), images, fast_mode=True)
+            assert gradgradcheck(lambda x, p=penalty: p(model, gr.Batch(x, synthetic.targets)), images, fast_mode=True)
+            assert penalty._from_factors(model, synthetic, real) is not None
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
 @EVERY
 def test_first_and_second_derivative_with_respect_to_the_data(make) -> None:
     model, (synthetic, real) = make(), data()
