@@ -134,15 +134,16 @@ class Derivatives:
     def _gradient(self, column: int, order: tuple[int, ...]) -> Tensor:
         """Return the gradient `[n, d]` of a partial derivative of one output."""
         if (column, order) not in self._known:
-            value, points = self._partial(column, order), list(self._points.values())
+            points = list(self._points.values())
             found: tuple[Tensor | None, ...] = (None,) * len(points)
-            if value.requires_grad:
-                with grad_mode():
+            with grad_mode():  # also around taking columns: under no_grad a column would be a constant
+                value = self._partial(column, order)
+                if value.requires_grad:
                     found = torch.autograd.grad(value.sum(), points, create_graph=True, allow_unused=True)
-            filled = [
-                torch.zeros_like(point) if part is None else part for part, point in zip(found, points, strict=True)
-            ]
-            self._known[column, order] = _columns(filled)
+                filled = [
+                    torch.zeros_like(point) if part is None else part for part, point in zip(found, points, strict=True)
+                ]
+                self._known[column, order] = _columns(filled)
         return self._known[column, order]
 
     def warn_where_flat(self) -> None:
@@ -195,7 +196,8 @@ def derivatives(model: nn.Module, batch: Any, of: ScalarFunction, wrt: Inputs) -
     check_independent(inner, request.batch, request.of, Points(inputs=names), request.heads, {})
     if not values.requires_grad:
         warn_disconnected(request.of, names)
-    return Derivatives(values, points, request.batch)
+    with grad_mode():
+        return Derivatives(values, points, request.batch)
 
 
 def _columns(tensors: Iterable[Tensor]) -> Tensor:

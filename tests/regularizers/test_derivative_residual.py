@@ -270,3 +270,12 @@ def test_bad_input() -> None:
         Residual(everything)(model, torch.randn(5, 2, dtype=torch.complex128))
     with pytest.raises(GradregError, match="weight"):
         Residual(everything, weight=float("nan"))
+
+
+def test_same_value_without_grad():
+    net, points = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), torch.rand(16, 2)
+    residual = gr.regularizers.DerivativeResidual(lambda d: d.derivative(1) - d.derivative(0, 0))
+    expected = residual(net, points)
+    with torch.no_grad():
+        assert residual(net, points) == expected
+    assert expected > 0
