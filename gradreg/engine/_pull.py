@@ -260,8 +260,10 @@ def _pull_together(
     except (RuntimeError, NotImplementedError):
         return None  # an operation without a batching rule; a genuine fault is raised again one by one
     columns: list[list[Tensor | None]] = []
+    # unbind, for the backward of taking one row fills a tensor of all
+    unbound = [None if gradient is None else gradient.unbind(0) for gradient in found]
     for position in range(count):
-        rows = iter(None if gradient is None else gradient[position] for gradient in found)
+        rows = iter([None if gradient is None else gradient[position] for gradient in unbound])
         columns.append(
             [
                 _arranged(target, [next(rows) if tensor.requires_grad else None for tensor in target.tensors], per_head)
