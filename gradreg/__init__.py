@@ -1,8 +1,10 @@
 """gradreg: gradients, and gradients of gradients, in PyTorch."""
 
 from gradreg import errors as errors
+from gradreg import heads as heads
 from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
+from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
@@ -12,6 +14,7 @@ from gradreg.diagnosis import smooth_activations as smooth_activations
 from gradreg.engine import Plan as Plan
 from gradreg.engine import directional as directional
 from gradreg.engine import gradients as gradients
+from gradreg.engine import inner_scale as inner_scale
 from gradreg.engine import plan as plan
 from gradreg.engine import products as products
 from gradreg.errors import GradregError as GradregError
@@ -65,6 +68,8 @@ __all__ = [
     "directional",
     "errors",
     "gradients",
+    "heads",
+    "inner_scale",
     "log_probability",
     "logit",
     "loss",
@@ -75,6 +80,7 @@ __all__ = [
     "products",
     "read_checkpoints",
     "regularizers",
+    "scalars",
     "schedules",
     "smooth_activations",
     "token_loss",

@@ -125,6 +125,39 @@ class Batch:
             return replace(self, inputs=named["inputs"])
         return replace(self, inputs=named if isinstance(self.inputs, Mapping) else tuple(named.values()))
 
+    def with_extras(self, **extras: Any) -> Batch:
+        """Return a batch with further extras. A session knows it as the same data: its forward is not run again.
+
+        Example:
+            >>> import torch
+            >>> from gradreg import Batch
+            >>> sorted(Batch(torch.zeros(2, 3), extras={"mask": torch.ones(2, 3)}).with_extras(weight=torch.ones(2)).extras)
+            ['mask', 'weight']
+        """
+        return replace(self, extras={**self.extras, **extras})
+
+    def extra(self, name: str, purpose: str) -> Tensor:
+        """Return a tensor of the extras.
+
+        Args:
+            name: Its name.
+            purpose: What it is needed for, for the message.
+
+        Raises:
+            BatchError: If there is none of that name, or it is no tensor.
+        """
+        value = self.extras.get(name)
+        if not isinstance(value, Tensor):
+            found = f"has {closest(name, self.extras)}" if value is None else f"holds a {type(value).__name__}"
+            raise BatchError(f"batch.extras[{name!r}] is needed: {purpose}. The batch {found}.")
+        return value
+
+    def same_data(self, other: Batch) -> bool:
+        """Whether inputs, targets and groups are the very same objects, whatever the extras."""
+        return self is other or (
+            self.inputs is other.inputs and self.targets is other.targets and self.groups is other.groups
+        )
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return a batch with `function` applied to every tensor."""
         return Batch(

@@ -16,6 +16,7 @@ __all__ = [
     "BatchError",
     "CheckpointError",
     "CompatibilityError",
+    "ConstantScoreWarning",
     "CoupledExamplesError",
     "DetachedGradientError",
     "DisconnectedWarning",
@@ -92,6 +93,10 @@ class ZeroSecondDerivativeWarning(GradregWarning):
 
 class DisconnectedWarning(GradregWarning):
     """The scalar does not depend on what it is differentiated with respect to."""
+
+
+class ConstantScoreWarning(GradregWarning):
+    """The score of a critic does not depend on its inputs, because its outputs always have the same sum."""
 
 
 class SlowRouteWarning(GradregWarning):

@@ -27,7 +27,11 @@ class Objective(nn.Module):
     One forward of the model per call: the task and all regularizers of features, inputs and activations read the same
     captured outputs. The task keeps its own reduction; with heads it is taken per head, then averaged. In training mode the
     step is counted and regularizers move their state; under `objective.eval()` neither happens. A regularizer whose weight
-    is 0 at a step is not computed.
+    is 0 at a step is not computed: `gr.schedules.Every(16, 10.0)` applies one lazily, every 16 steps and times 16.
+
+    Mixed precision: call it under autocast, then `scaler.scale(loss).backward()`. Penalties are built from gradients of the
+    unscaled scalars and accumulated in float32, so the scaler's scale does not enter them; where float16 rounds these inner
+    gradients to zero, `gr.inner_scale` keeps them.
 
     Args:
         task: `(outputs, targets) -> scalar`, for example `torch.nn.functional.cross_entropy`; None for penalties alone.

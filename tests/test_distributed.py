@@ -36,6 +36,8 @@ WORKER = textwrap.dedent(
             F.cross_entropy,
             features=gr.regularizers.DiverseHeads(weight=2.0),
             inputs=gr.regularizers.DiverseHeads(weight=1.0, wrt=gr.Inputs()),
+            slope=gr.regularizers.InputGradient(weight=0.5),
+            curve=gr.regularizers.CURE(weight=0.5, h=0.5),  # takes a second forward
         )
         single, own = make(), make()
         wrapped = nn.parallel.DistributedDataParallel(own)

@@ -18,7 +18,7 @@ LAYERS = [
     {"model"},
     {"engine"},
     {"penalties", "regularizers", "attribution", "tracin", "diagnosis", "distributed"},
-    {"objective"},
+    {"objective", "heads"},
     {"testing"},
     {"experiments", "conf"},
 ]

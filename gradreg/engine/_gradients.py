@@ -73,7 +73,10 @@ def gradients(
     """
     session = current_session()
     if session is not None and session.might_serve(model, batch, per, at, differentiable, route):
-        served = session.serve(of, wrt)
+        if per == "example":
+            served = session.serve(of, wrt, batch)
+        else:
+            served = session.serve_sum(of, wrt, mean, differentiable) if batch is session.batch else None
         if served is not None:
             return served
     request = resolve(
@@ -177,12 +180,8 @@ def _members(request: Request) -> list[Tensor]:
 
 
 def _summed(request: Request) -> dict[str, Tensor]:
-    members = _members(request)
-    sums = summed_gradients(request, members)
-    if request.mean:
-        counts = torch.stack([mask.sum() for mask in members])
-        sums = {name: value / counts.view(-1, *[1] * (value.dim() - 1)).to(value) for name, value in sums.items()}
-    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+    sums = summed_gradients(request, _members(request))
+    return {name: value.squeeze(0) for name, value in sums.items()} if request.per == "batch" else sums
 
 
 def _reduced(request: Request, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,7 +191,7 @@ def _reduced(request: Request, results: dict[str, Tensor]) -> dict[str, Tensor]:
     members = _members(request)
     reduce = torch.Tensor.mean if request.mean else torch.Tensor.sum
     sums = {name: torch.stack([reduce(value[mask], 0) for mask in members]) for name, value in results.items()}
-    return {name: value[0] for name, value in sums.items()} if request.per == "batch" else sums
+    return {name: value.squeeze(0) for name, value in sums.items()} if request.per == "batch" else sums
 
 
 def parameter_gradients(scalar: Tensor, model: nn.Module) -> dict[str, Tensor | None]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
 from gradreg.engine._request import Points
+from gradreg.engine._scale import is_scaled
 from gradreg.errors import CompatibilityError, GradregError, UnknownNameError, closest
 from gradreg.model import (
     Ensemble,
@@ -37,11 +38,15 @@ class Recorded:
         tensor: The tensor that the model goes on with.
         batch_axis: Its axis of examples.
         head: The head in whose run it was recorded, if any.
+        source: What the module was given, where that is one tensor.
+        version: How often that had been written to.
     """
 
     tensor: Tensor
     batch_axis: int = 0
     head: int | None = None
+    source: Tensor | None = None
+    version: int = 0
 
 
 @dataclass
@@ -158,7 +163,7 @@ def observe(
     if tap is not None and heads_apart:
         tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
-    if tap is not None and fuse is not None and differentiable and not at and only:
+    if tap is not None and fuse is not None and differentiable and not at and only and not is_scaled():
         tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)
     with ExitStack() as stack:
         recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
@@ -281,6 +286,9 @@ class _Recorder:
                     f"Module {name!r} returns no floating-point tensor to differentiate with respect to."
                 )
             leaves[position] = self._point(name, index, leaves[position])
+            if len(args) == 1 and isinstance(args[0], Tensor) and not self.transformed:
+                recorded = self.found[name, index]
+                recorded.source, recorded.version = args[0], args[0]._version
             return pytree.tree_unflatten(leaves, structure)
 
         return hook

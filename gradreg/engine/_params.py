@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
-from gradreg.engine._checks import closes_over
+from gradreg.engine._checks import check_independent, closes_over
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
 from gradreg.engine._pull import warn_disconnected
 from gradreg.engine._request import Points, Request
-from gradreg.errors import CompatibilityError, CoupledExamplesError
+from gradreg.engine._scale import scaled, unscaled
+from gradreg.errors import CompatibilityError, CoupledExamplesError, GradregError
 from gradreg.model import (
     call,
     cloned_buffers,
@@ -27,10 +30,15 @@ from gradreg.model import (
     preserved,
     preserved_random_state,
     swapped,
+    train_mode_batch_norms,
 )
+from gradreg.scalars import scalar_key
 
 # A vmapped pass holds about this many bytes of per-example gradients at a time, unless chunk_size says otherwise
 _CHUNK_BYTES = 256 * 2**20
+
+# Whether examples of a model and a scalar were found apart from each other
+_APART: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
 # What a model that does not run under vmap raises; a genuine fault of the model is raised again by the loop
 VMAP_FAULTS = (RuntimeError, NotImplementedError, UserWarning, ValueError, TypeError)
@@ -80,12 +88,12 @@ def vmap_gradients(request: Request) -> dict[str, Tensor]:
         value, pullback = vjp(scalar, selected)[:2]
         gradients: dict[str, Tensor]
         if value.dim() == 0:
-            (gradients,) = pullback(torch.ones_like(value))
+            (gradients,) = pullback(scaled(torch.ones_like(value)))
         else:
             basis = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
-            (stacked,) = vmap(pullback)(basis)
-            gradients = {name: rows_.reshape(*value.shape, *rows_.shape[1:]) for name, rows_ in stacked.items()}
-        return gradients
+            (columns,) = vmap(pullback)(scaled(basis))
+            gradients = {name: rows_.reshape(*value.shape, *rows_.shape[1:]) for name, rows_ in columns.items()}
+        return {name: unscaled(gradient) for name, gradient in gradients.items()}
 
     chunk = request.chunk_size or (None if request.differentiable else default_chunk(request))
     with (
@@ -121,15 +129,18 @@ def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
                     preserved_random_state(devices_of(request.inner)) if request.randomness == "same" else nullcontext()
                 )
                 with again, swapped(request.inner, cloned_buffers(request.inner)):  # nor what another forward wrote
-                    scalar = _scalars(request, request.batch[i : i + 1], selected, i)[0]
-            rows.append(_pulled(scalar, selected, request.differentiable))
+                    scalar = _scalars(request, request.batch[i : i + 1], selected, slice(i, i + 1))[0]
+            rows.append(pulled(scalar, selected, request.differentiable))
     if all(gradient is None for row in rows for gradient in row.values()):
         warn_disconnected(request.of, selected)
-    return _stacked(rows, selected, scalar.shape)
+    return stacked(rows, selected, scalar.shape)
 
 
 def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tensor]:
-    """Return parameter gradients of sums of scalars: one backward per set of examples and target.
+    """Return parameter gradients of sums, or means, of scalars.
+
+    Where examples do not mix, every set of examples runs forward and backward alone: all sets together cost one of each.
+    Otherwise there is one forward, and one backward of the whole batch per set.
 
     Args:
         request: The request.
@@ -138,13 +149,55 @@ def summed_gradients(request: Request, members: list[Tensor]) -> dict[str, Tenso
     Returns:
         From parameter name to `[len(members), *targets, *shape]`.
     """
+    apart = len(members) > 1 and examples_are_apart(request)
+
+    def total(scalars: Tensor) -> Tensor:  # a mean here costs nothing; a quotient of gradients does
+        return scalars.mean(0) if request.mean else scalars.sum(0)
+
     with grad_mode(), preserved(request.inner, devices_of(request.inner)):
         selected = selected_values(request)
-        scalars = _scalars(request, request.batch, selected, coupled_is_fine=request.per == "batch")
-        rows = [_pulled(scalars[mask].sum(0), selected, request.differentiable) for mask in members]
+        if apart:
+            sums = []
+            for place in (mask.nonzero().squeeze(1) for mask in members):
+                with swapped(request.inner, cloned_buffers(request.inner)):  # not what another forward wrote
+                    sums.append(total(_scalars(request, request.batch[place], selected, place)))
+        else:
+            scalars = _scalars(request, request.batch, selected, coupled_is_fine=request.per == "batch")
+            sums = [total(scalars if request.per == "batch" else scalars[mask]) for mask in members]
+        rows = [pulled(one, selected, request.differentiable) for one in sums]
     if all(gradient is None for row in rows for gradient in row.values()):
         warn_disconnected(request.of, selected)
-    return _stacked(rows, selected, scalars.shape[1:])
+    return stacked(rows, selected, sums[0].shape)
+
+
+def examples_are_apart(request: Request) -> bool:
+    """Whether the scalars of some examples are the same without the others; looked at once per model and scalar."""
+    known = _APART.setdefault(request.inner, {})
+    key = (*scalar_key(request.of), request.inner.training)
+    if key not in known:
+        known[key] = _looks_apart(request)
+    return known[key]
+
+
+def _looks_apart(request: Request) -> bool:
+    inner = request.inner
+    if train_mode_batch_norms(inner) or len(request.batch) < 2:
+        return False
+    floating = tuple(
+        name
+        for name, value in request.batch.named_inputs().items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    )
+    try:
+        # by gradients, which random numbers do not disturb; by values, which also see what reads integers
+        if floating:
+            check_independent(inner, request.batch, request.of, Points(inputs=floating), request.heads, {})
+        elif _plain_scalars(request, usable(request.batch[:3]))[1]:
+            return False
+        check_alone(replace(request, at={}))
+    except (GradregError, RuntimeError, ValueError, IndexError, TypeError):
+        return False  # mixed, or of a fixed batch size: the joint forward is right, or says what is wrong
+    return True
 
 
 def check_on_few(request: Request, *, vmapped: bool) -> None:
@@ -219,13 +272,21 @@ def _scalars(
     request: Request,
     batch: Batch,
     selected: dict[str, Tensor],
-    position: int | None = None,
+    rows: slice | Tensor | None = None,
     coupled_is_fine: bool = False,
 ) -> Tensor:
-    """Evaluate `of` on one forward: `[n, *targets]`, summed over heads."""
+    """Evaluate `of` on one forward: `[n, *targets]`, summed over heads.
+
+    Args:
+        request: The request.
+        batch: Its batch, or part of it.
+        selected: The tensors to differentiate with respect to.
+        rows: Which part of the request's batch that is.
+        coupled_is_fine: Whether a normalization over the batch may lie between.
+    """
     at = request.at_points()
-    if position is not None:
-        at = {name: value[position : position + 1] for name, value in at.items()}
+    if rows is not None:
+        at = {name: value[rows] for name, value in at.items()}
     replaced = {name: value for name, value in selected.items() if name in request.at}
     with swapped(request.inner, replaced):
         capture: Capture = observe(
@@ -251,13 +312,13 @@ def _replaced_points(request: Request) -> Points:
     return Points(activations={name: axis for name, axis in points.activations.items() if name in wanted})
 
 
-def _pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor | None]:
+def pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor | None]:
     """Return gradients `[*targets, *shape]`, None where no target uses a parameter."""
     columns = [
         torch.autograd.grad(
             value, list(selected.values()), retain_graph=True, create_graph=differentiable, allow_unused=True
         )
-        for value in scalar.reshape(-1)
+        for value in scaled(scalar).reshape(-1)
     ]
     found: dict[str, Tensor | None] = {}
     for position, (name, tensor) in enumerate(selected.items()):
@@ -265,20 +326,22 @@ def _pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -
         if all(gradient is None for gradient in column):
             found[name] = None
             continue
+        if len(column) == 1 and column[0] is not None:
+            found[name] = column[0].reshape((*scalar.shape, *tensor.shape))
+            continue
         filled = [torch.zeros_like(tensor) if gradient is None else gradient for gradient in column]
         found[name] = torch.stack(filled).reshape((*scalar.shape, *tensor.shape))
     return found
 
 
-def _stacked(
+def stacked(
     rows: list[dict[str, Tensor | None]], selected: dict[str, Tensor], targets: torch.Size
 ) -> dict[str, Tensor]:
     """Stack rows of gradients, with zeros where a parameter is not used."""
     results = {}
     for name, tensor in selected.items():
-        nothing = tensor.new_zeros((*targets, *tensor.shape))
-        column = [row[name] for row in rows]
-        results[name] = torch.stack([nothing if gradient is None else gradient for gradient in column])
+        column = [tensor.new_zeros((*targets, *tensor.shape)) if (own := row[name]) is None else own for row in rows]
+        results[name] = unscaled(torch.stack(column) if len(column) > 1 else column[0].unsqueeze(0))
     return results
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import run
 from gradreg.engine._observe import grad_mode, observe
-from gradreg.engine._params import default_chunk
+from gradreg.engine._params import default_chunk, examples_are_apart
 from gradreg.engine._request import Points, Request, resolve
 from gradreg.engine._routes import Decision, decide
 from gradreg.errors import GradregWarning
@@ -191,8 +191,8 @@ def _cost(request: Request, decision: Decision, targets: int) -> float:
         pulls = targets * ((request.heads or 1) if below and request.over_heads else 1)
         cost += _FORWARD + pulls * _PULLBACK
     if decision.params == "batch":
-        sums = _leading(request)[0] if request.per == "group" else 1
-        cost += _FORWARD + sums * targets * _BACKWARD
+        joint = request.per == "group" and not examples_are_apart(request)
+        cost += _FORWARD + (_leading(request)[0] if joint else 1) * targets * _BACKWARD
     elif decision.params in ("factors", "vmap"):
         cost += _FORWARD + targets * _BACKWARD
     elif decision.params == "loop":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -253,34 +254,50 @@ def resolve(
     return request
 
 
+# Types of scalars that were found to take two arguments: reading a signature costs as much as a small forward
+_CALLABLE: set[type] = set()
+
+
 def _check_callable(of: ScalarFunction) -> None:
+    if type(of) in _CALLABLE:
+        return
     try:
         inspect.signature(of).bind(None, None)
     except ValueError:
         return  # a builtin without a signature
     except TypeError as problem:
         raise ScalarError(f"of={of!r} is called as of(outputs, batch): {problem}.") from problem
+    if not inspect.isroutine(of) and not isinstance(of, nn.Module | partial | type):
+        _CALLABLE.add(type(of))
 
 
 def _inputs(batch: Batch, name: str | None) -> tuple[str, ...]:
     named = batch.named_inputs()
-    hint = (
-        " Integer inputs such as token ids have no gradient: differentiate with respect to an activation behind the embedding, "
-        'for example Activations("<embedding module>").'
-    )
     if name is None:
         found = tuple(key for key, value in named.items() if isinstance(value, Tensor) and value.is_floating_point())
         if not found:
             kinds = ", ".join(f"{key}: {getattr(value, 'dtype', type(value).__name__)}" for key, value in named.items())
-            raise BatchError(f"Inputs() finds no floating-point input ({kinds}).{hint}")
+            raise BatchError(f"Inputs() finds no floating-point input ({kinds}).{_hint(*named.values())}")
         return found
     if name not in named:
         raise UnknownNameError(f"The batch has no input {name!r}; its inputs are {closest(name, named)}.")
     value = named[name]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise BatchError(f"Input {name!r} is {kind} and cannot be differentiated.{hint}")
+        raise BatchError(f"Input {name!r} is {kind} and cannot be differentiated.{_hint(value)}")
     return (name,)
+
+
+def _hint(*values: Any) -> str:
+    if any(isinstance(value, Tensor) and value.is_complex() for value in values):
+        return (
+            " Gradients with respect to complex inputs are not per-entry derivatives: give the model real and imaginary parts, "
+            "torch.view_as_real(x), and let it join them."
+        )
+    return (
+        " Integer inputs such as token ids have no gradient: differentiate with respect to an activation behind the embedding, "
+        'for example Activations("<embedding module>").'
+    )
 
 
 def _activations(inner: nn.Module, item: Activations) -> Points:

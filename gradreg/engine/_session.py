@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
+from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
-from gradreg.engine._pull import pull
-from gradreg.engine._request import Points, head_count, resolve_points
+from gradreg.engine._params import pulled, stacked
+from gradreg.engine._pull import pull, warn_disconnected
+from gradreg.engine._request import Points, head_count, resolve_params, resolve_points
 from gradreg.errors import GradregError, InPlaceError
 from gradreg.model import all_modules, check_compatible, unwrap
-from gradreg.scalars import ScalarFunction, bind
+from gradreg.scalars import AcrossHeads, ScalarFunction, bind
 from gradreg.wrt import Params, Wrt, as_wrt
 
 Share = tuple[ScalarFunction, "Wrt | tuple[Wrt, ...]"]
@@ -52,11 +55,16 @@ class Session:
         self._state: _State | None = None
         self._versions: dict[int, int] = {}
         self.points = Points()
+        self._for_params = False
         self._resolved: dict[tuple[Wrt, ...], Points] = {}
         for of, wrt in shares:
             items = as_wrt(wrt)
             if any(isinstance(item, Params) for item in items):
-                raise GradregError("shares() may not name Params(): parameter gradients have no shared forward.")
+                # gradients of sums over the batch are pulled back through the shared forward, which must allow it
+                self._for_params = True
+                if all(isinstance(item, Params) for item in items):
+                    continue
+                raise GradregError("shares() names Params() beside points; announce them as two pairs.")
             points = self._points(items)
             self._wanted.append((bind(of, self.inner), points))
             self.points = self.points.merged(points)
@@ -74,7 +82,7 @@ class Session:
                     self.model,
                     self.batch,
                     self.points,
-                    differentiable=bool(self.points),
+                    differentiable=bool(self.points) or self._for_params,
                     protect=False,
                     fuse=self._only_scalar(),
                 )
@@ -86,6 +94,8 @@ class Session:
         """Return the scalar, where a single one was announced."""
         if not self._wanted or any(of != self._wanted[0][0] for of, _ in self._wanted):
             return None
+        if getattr(self._wanted[0][0], "reads_extras", False):
+            return None  # its extras are drawn after the forward
         return self._wanted[0][0]
 
     @property
@@ -103,14 +113,22 @@ class Session:
         route: str,
     ) -> bool:
         """Whether a call is about this session's model and batch, in the way that the shared forward can answer."""
-        same = batch is self.batch and (model is self.model or model is self.inner)
-        if not (same and per == "example" and not at and differentiable and route in ("auto", "capture")):
+        same = isinstance(batch, Batch) and batch.same_data(self.batch) and (model is self.model or model is self.inner)
+        wanted = "capture" if per == "example" else "batch"
+        useful = differentiable if per == "example" else per == "batch"
+        if not (same and useful and not at and route in ("auto", wanted)):
             return False
         # a regularizer that moved parameters or modes for a while asks about another function than the captured one
         return self._state is None or self._state.holds()
 
-    def serve(self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...]) -> dict[str, Tensor] | None:
-        """Return gradients from the shared forward, or None where it did not record what is asked."""
+    def serve(self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...], batch: Batch) -> dict[str, Tensor] | None:
+        """Return gradients from the shared forward, or None where it did not record what is asked.
+
+        Args:
+            of: The scalar.
+            wrt: What was asked for.
+            batch: The batch of this session, or the same data with other extras.
+        """
         items = as_wrt(wrt)
         if any(isinstance(item, Params) for item in items):
             return None
@@ -118,6 +136,8 @@ class Session:
         if not self.points.covers(points):
             return None
         of = bind(of, self.inner)
+        if batch is not self.batch:
+            return self._with_extras(of, points, batch)
         fused = self.capture.fused
         if fused is not None:
             if fused[0] != of:
@@ -136,6 +156,38 @@ class Session:
         check_independent(self.inner, self.batch, of, points, self.heads, {})
         self._served.append((of, wanted, results))
         return self._handed_out(self._select(results, points))
+
+    def _with_extras(self, of: ScalarFunction, points: Points, batch: Batch) -> dict[str, Tensor] | None:
+        """Pull back a scalar that reads extras of its own, such as random projections drawn for one regularizer."""
+        if self.capture.fused is not None:
+            return None  # the forward has no copies of the features to differentiate with respect to
+        capture = replace(self.capture, batch=replace(self.capture.batch, extras=batch.extras))
+        with grad_mode():
+            results = pull(self.inner, capture, of, points, self.heads, differentiable=True)
+        check_independent(self.inner, batch, of, points, self.heads, {})
+        return results
+
+    def serve_sum(
+        self, of: ScalarFunction, wrt: Wrt | tuple[Wrt, ...], mean: bool, differentiable: bool
+    ) -> dict[str, Tensor] | None:
+        """Return parameter gradients of the sum or mean over the batch, or None where parameters were not announced."""
+        items = as_wrt(wrt)
+        if not self._for_params or not all(isinstance(item, Params) for item in items):
+            return None
+        selected: dict[str, Tensor] = dict(resolve_params(self.inner, items))
+        of, capture = bind(of, self.inner), self.capture
+        check_targets(of, capture.outputs, capture.batch)
+        with grad_mode():
+            scalars = evaluate(of, capture.outputs, capture.batch, self.heads)
+            if self.heads is not None and not isinstance(of, AcrossHeads):
+                scalars = scalars.sum(1)
+            if not scalars.requires_grad:
+                return None
+            total = scalars.mean(0) if mean else scalars.sum(0)
+            row = pulled(total, selected, differentiable)
+        if all(gradient is None for gradient in row.values()):
+            warn_disconnected(of, selected)
+        return {name: value.squeeze(0) for name, value in stacked([row], selected, total.shape).items()}
 
     def _handed_out(self, results: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return results that several regularizers may read, unless one of them wrote to them."""

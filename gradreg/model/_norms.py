@@ -105,6 +105,8 @@ def _instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     input = given["input"]
     shape = (1, -1, *[1] * (input.dim() - 2))
     weight, bias = (given[name].reshape(shape) if given[name] is not None else None for name in ("weight", "bias"))
+    if given.get("running_mean") is not None:
+        _move_statistics(input, given["running_mean"], given["running_var"], given["momentum"])
     return _affine(_normalized(input, list(range(2, input.dim())), given["eps"]), weight, bias)
 
 
@@ -120,14 +122,22 @@ def _named(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
     if func is torch.instance_norm:
         names = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps")
-    defaults = {"weight": None, "bias": None, "use_input_stats": True, "eps": 1e-5}
+    defaults = {"weight": None, "bias": None, "use_input_stats": True, "momentum": 0.1, "eps": 1e-5}
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _from_input(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether statistics come from the input and no running ones are to be moved."""
-    given = _named(func, args, kwargs)
-    return bool(given["use_input_stats"]) and given.get("running_mean") is None
+    """Whether statistics come from the input; with running ones the kernel is right."""
+    return bool(_named(func, args, kwargs)["use_input_stats"])
+
+
+def _move_statistics(input: Tensor, mean: Tensor, variance: Tensor | None, momentum: float) -> None:
+    """Move running statistics towards those of the instances, averaged over examples, as the kernel does."""
+    with torch.no_grad():
+        instances = input.detach().to(mean.dtype).flatten(2)
+        mean.lerp_(instances.mean(2).mean(0), momentum)
+        if variance is not None:
+            variance.lerp_(instances.var(2).mean(0), momentum)
 
 
 def _normalized(input: Tensor, axes: list[int], eps: float) -> Tensor:

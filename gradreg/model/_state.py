@@ -64,4 +64,5 @@ def preserved(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
 
 def devices_of(model: nn.Module) -> set[torch.device]:
     """Return the devices of parameters and buffers."""
-    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    tables = [table for module in all_modules(model) for table in (module._parameters, module._buffers)]
+    return {tensor.device for table in tables for tensor in table.values() if tensor is not None}

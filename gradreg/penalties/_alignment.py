@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradreg.errors import GradregError, HeadsError
+from gradreg.penalties._precision import full_precision, precise
 
 __all__ = ["SIMILARITIES", "alignment_matrix", "pairwise_alignment"]
 
@@ -62,7 +62,7 @@ def pairwise_alignment(
     if reduction not in _REDUCTIONS:
         raise GradregError(f"reduction={reduction!r}; allowed are {', '.join(map(repr, _REDUCTIONS))}.")
     n, heads, _ = flat.shape
-    with _full_precision(flat):
+    with full_precision(flat):
         if similarity == "dot" and reduction != "none" and heads > 2:
             total, _ = _PairSum.apply(flat)
         else:
@@ -96,7 +96,7 @@ def alignment_matrix(
                  [0., 4.]]])
     """
     flat = _checked(gradients, similarity)
-    with _full_precision(flat):
+    with full_precision(flat):
         return _matrix(flat, similarity, eps)
 
 
@@ -109,12 +109,6 @@ def _matrix(flat: Tensor, similarity: str, eps: float) -> Tensor:
     if similarity == "cosine_squared":
         return cosine.square()
     return cosine.abs() if similarity == "abs_cosine" else cosine
-
-
-def _full_precision(flat: Tensor) -> AbstractContextManager[None]:
-    """Leave autocast, whose products would be of low precision again."""
-    kind = flat.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _checked(gradients: Tensor, similarity: str) -> Tensor:
@@ -130,8 +124,7 @@ def _checked(gradients: Tensor, similarity: str) -> Tensor:
             f"Pairs need at least two heads; the gradients have {gradients.shape[1]} ({tuple(gradients.shape)}). With one head "
             "there is nothing to compare: add heads, or drop the penalty."
         )
-    if gradients.dtype in (torch.float16, torch.bfloat16):
-        gradients = gradients.float()
+    gradients = precise(gradients)
     return gradients.flatten(2) if gradients.dim() > 2 else gradients.unsqueeze(2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -40,11 +40,12 @@ class Regularizer(nn.Module, ABC):
         torch.Size([])
     """
 
-    order: ClassVar[int] = 2
-    """The highest derivative that a training step takes: 2, or 3 where the penalty itself holds second derivatives."""
-    additive: ClassVar[bool] = True
+    order: int = 2
+    """The highest derivative that a training step takes: 2, or 3 where the penalty itself holds second derivatives; 1 where it
+    holds none but finite differences."""
+    additive: bool = True
     """Whether the value is a mean or sum of terms that each belong to one example."""
-    needs_targets: ClassVar[bool] = False
+    needs_targets: bool = False
     """Whether `batch.targets` is read."""
 
     def __init__(self, weight: float | Schedule = 1.0) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradreg.batch import Batch
 from gradreg.engine import Share, gradients, has_head_axis
 from gradreg.errors import GradregError, HeadsError, UnboundedPenaltyWarning, warn
-from gradreg.penalties import SIMILARITIES, pairwise_alignment
+from gradreg.penalties import SIMILARITIES, MetricLike, as_metric, pairwise_alignment, under
 from gradreg.regularizers._base import Regularizer
 from gradreg.scalars import ScalarFunction, top_logit
 from gradreg.schedules import Schedule
@@ -35,6 +35,8 @@ class DiverseHeads(Regularizer):
         similarity: `"dot"`, `"cosine"`, `"cosine_squared"`, `"dot_squared"` or `"abs_cosine"`.
         reduction: `"mean"` or `"sum"` over pairs and examples.
         eps: Added to squared norms.
+        metric: None for the plain inner product; a `gr.penalties.Metric`, a matrix M or a factor `[d, r]` to compare gradients
+            by $u^\top M v$, for instance along the directions that data fill.
 
     Raises:
         GradregError: If a name is unknown.
@@ -64,6 +66,7 @@ class DiverseHeads(Regularizer):
         similarity: str = "cosine_squared",
         reduction: str = "mean",
         eps: float = 1e-12,
+        metric: MetricLike = None,
     ) -> None:
         super().__init__(weight)
         if similarity not in SIMILARITIES:
@@ -75,6 +78,7 @@ class DiverseHeads(Regularizer):
         self.similarity = similarity
         self.reduction = reduction
         self.eps = eps
+        self.metric = as_metric(metric)
         self._floor: float | None = None
 
     @classmethod
@@ -101,6 +105,7 @@ class DiverseHeads(Regularizer):
             (gradient,) = found.values()
         else:
             gradient = torch.cat([value.flatten(2) for value in found.values()], 2)
+        gradient = under(self.metric, gradient)
         penalty = pairwise_alignment(gradient, self.similarity, self.reduction, self.eps)
         if self.similarity == "dot":
             self._watch(gradient, penalty)

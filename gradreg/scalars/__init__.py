@@ -23,7 +23,11 @@ from gradreg.scalars._outputs import check_scalar as check_scalar
 from gradreg.scalars._outputs import is_causal_language_model as is_causal_language_model
 from gradreg.scalars._outputs import paired as paired
 from gradreg.scalars._outputs import read_outputs as read_outputs
+from gradreg.scalars._outputs import reads_targets as reads_targets
 from gradreg.scalars._outputs import scalar_key as scalar_key
+from gradreg.scalars._totals import projected as projected
+from gradreg.scalars._totals import total as total
+from gradreg.scalars._totals import total_log_probability as total_log_probability
 
 __all__ = [
     "AcrossHeads",
@@ -35,8 +39,11 @@ __all__ = [
     "loss",
     "margin",
     "probability",
+    "projected",
     "read_outputs",
     "token_loss",
     "top_logit",
+    "total",
+    "total_log_probability",
     "true_logit",
 ]

@@ -55,7 +55,15 @@ class Loss:
             axis=self.axis,
             elementwise=isinstance(self.function, (_Unreduced, _UnreducedModule)),
         )
-        values = self.function(predictions, targets)
+        try:
+            values = self.function(predictions, targets)
+        except RuntimeError as problem:
+            if predictions.dim() > 1 or not isinstance(targets, Tensor) or targets.is_floating_point():
+                raise
+            raise ScalarError(
+                f"{name}: the outputs have shape {tuple(predictions.shape)}, without a class axis, for integer targets "
+                f"{tuple(targets.shape)}. An unbatched example needs an axis of examples: unsqueeze(0)."
+            ) from problem
         n = len(batch)
         if not isinstance(values, Tensor) or values.dim() == 0 or values.shape[0] != n:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

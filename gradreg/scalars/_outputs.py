@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -121,12 +122,21 @@ def scalar_key(of: ScalarFunction) -> tuple[object, ...]:
         return (type(of), id(of))
 
 
+def reads_targets(of: object) -> bool:
+    """Whether a scalar of this package reads `batch.targets`; of a function of the user's own it is not known."""
+    return hasattr(of, "check_targets")
+
+
 def is_causal_language_model(model: nn.Module) -> bool:
     """Whether the labels of a model are its own inputs, one position later."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
-    kind = getattr(model, "loss_type", None) or type(model).__name__
-    return re.search(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel)$", str(kind)) is not None
+    return _names_causal(str(getattr(model, "loss_type", None) or type(model).__name__))
+
+
+@lru_cache(maxsize=64)  # asked at every step
+def _names_causal(kind: str) -> bool:
+    return re.search(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel)$", kind) is not None
 
 
 def check_scalar(values: Any, n: int, of: object) -> Tensor:

@@ -78,3 +78,37 @@ def test_normalizing_heads_behind_a_base(frozen: bool) -> None:
     batch = gr.Batch(torch.randn(4, 3, dtype=torch.float64))
     truth = reference.second_derivative(model, batch, gr.logit(0), gr.Features())
     assert_same(reference.second_derivative(model, batch, gr.logit(0), gr.Features(), gradients=gr.gradients), truth)
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    """In train mode the kernel is as wrong as without them; written out, they move as the kernel moves them."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    model = nn.Sequential(
+        nn.Linear(3, 6), nn.Unflatten(1, (2, 3)), norm, nn.Flatten(), nn.Tanh(), nn.Linear(6, 2)
+    ).double()
+    x, weight = torch.randn(4, 3, dtype=torch.float64), model[0].weight
+    direction, step, sides = torch.randn_like(weight), 1e-5, []
+    (gradient,) = torch.autograd.grad(curvature(model, x), weight)
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(direction, alpha=sign * step)
+        sides.append(curvature(model, x).detach())
+        with torch.no_grad():
+            weight.sub_(direction, alpha=sign * step)
+    torch.testing.assert_close((gradient * direction).sum(), (sides[0] - sides[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+    kernel = nn.InstanceNorm1d(2, affine=True, track_running_stats=True).double()
+    kernel(model[:2](x))
+    gr.Objective(None, curvature=Curvature())(model, gr.Batch(x))  # without shares: its own forwards leave the buffers
+    assert torch.equal(norm.running_mean, torch.zeros(2, dtype=torch.float64))
+
+    class Shared(gr.Regularizer):
+        def shares(self) -> list[object]:
+            return [(gr.logit(0), gr.Inputs())]
+
+        def forward(self, model: nn.Module, batch: gr.Batch) -> Tensor:
+            return gr.gradients(model, batch, gr.logit(0), gr.Inputs(), differentiable=True)["inputs"].square().sum()
+
+    gr.Objective(None, slope=Shared())(model, gr.Batch(x))
+    torch.testing.assert_close(norm.running_mean, kernel.running_mean)
+    torch.testing.assert_close(norm.running_var, kernel.running_var)
