@@ -81,6 +81,8 @@ def test_a_case_of_ones_own_is_checked() -> None:
         inputs=gr.Inputs(),
         params=gr.Params("*"),
     )
-    with pytest.raises(AssertionError, match=r"(?s)bent, params, differentiated again: Gradients differ:.*first\.weight"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)bent, params, differentiated again: Gradients differ:.*first\.weight"
+    ):
         zoo.check_case(wrong)
     assert wrong.make_model().first.weight.dtype == torch.float64
