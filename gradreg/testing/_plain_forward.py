@@ -10,12 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gradreg.batch import Batch, map_tensors
 from gradreg.errors import BatchError, CompatibilityError, GradregError
 from gradreg.model import Ensemble, SharedBase
 from gradreg.scalars import read_outputs
 from gradreg.wrt import Activations, Features, Inputs, Outputs, Params, Wrt, compile_glob, match_names
+
+
+class PlainWeightNorm(TorchFunctionMode):
+    """Weight normalization by its formula: the second derivative of torch's kernel is wrong in the direction (2.13)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Answer the kernel's calls; pass all others on."""
+        if func is not torch._weight_norm:
+            return func(*args, **(kwargs or {}))
+        v, g, dim = (*args, 0)[:3]
+        return v * g / torch.linalg.vector_norm(v, dim=[axis for axis in range(v.dim()) if axis != dim], keepdim=True)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import BatchError, CoupledExamplesError, GradregError
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind, check_scalar
-from gradreg.testing._plain_forward import Point, nothing_changed, run
+from gradreg.testing._plain_forward import PlainWeightNorm, Point, nothing_changed, run
 from gradreg.wrt import Wrt, as_wrt
 
 __all__ = ["directional", "gradients", "pairwise_alignment", "random_functional", "second_derivative"]
@@ -269,7 +269,7 @@ def _per_head(
     items = as_wrt(wrt)
     of = bind(of, model)
     mixes_heads = isinstance(of, AcrossHeads)
-    with torch.enable_grad(), nothing_changed(model), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), nothing_changed(model), sdpa_kernel(SDPBackend.MATH), PlainWeightNorm():
         forward = run(model, batch, items, dict(at or {}), differentiable, mixes_heads, getattr(of, "output", None))
         scalars = [check_scalar(of(outputs, forward.batch), len(batch), of) for outputs in forward.outputs]
         rows: dict[str, list[Tensor]] = {key: [] for key in forward.points}

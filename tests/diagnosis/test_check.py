@@ -343,7 +343,7 @@ def test_awkward_models_raise_no_alarm(name: str) -> None:
 def test_a_diagnosis_leaves_the_fast_route_open() -> None:
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     gr.check_double_backward(net, examples(), (gr.logit(0), gr.Params("*")))
-    assert gr.plan(net, examples(), gr.logit(0), gr.Params("*")).route == "vmap"
+    assert gr.plan(net, examples(), gr.logit(0), gr.Params("*"), differentiable=True).route == "vmap"
 
 
 @pytest.mark.parametrize("make", [nn.ReLU, nn.Softplus])
