@@ -23,10 +23,9 @@ def null_lists(arguments: Sequence[str], config_name: str) -> list[str]:
     """
     from omegaconf import OmegaConf
 
-    primary: Any = OmegaConf.load(str(resources.files("gradreg.conf") / f"{config_name}.yaml"))
-    lists = {
-        key for item in primary.defaults if OmegaConf.is_dict(item) for key in item if OmegaConf.is_list(item[key])
-    }
+    primary: Any = OmegaConf.to_container(OmegaConf.load(str(resources.files("gradreg.conf") / f"{config_name}.yaml")))
+    groups = [item for item in primary["defaults"] if isinstance(item, dict)]
+    lists = {key for item in groups for key in item if isinstance(item[key], list)}
     given = [argument.partition("=")[::2] for argument in arguments]
     return [
         f"{key.strip()}: {value.strip() or 'nothing'} is not allowed; allowed is a list of options. For none of them give "
