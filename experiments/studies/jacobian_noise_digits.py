@@ -43,7 +43,7 @@ class JacobianNoiseDigits(Study):
         "validation images is within 0.01 of that without penalty (mean of seeds 0 and 1); no noise was used to choose it."
     )
     claim: ClassVar[str] = (
-        "Hoffman, Roberts, Yaida 2019 (arXiv 1908.02729, section 3): networks trained with a Jacobian penalty are more robust to "
+        "Hoffman, Roberts, Yaida 2019 (arXiv 1908.02729): networks trained with a Jacobian penalty are more robust to "
         "random noise of the input, at the same accuracy on clean images."
     )
     criterion: ClassVar[str] = (

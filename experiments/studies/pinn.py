@@ -183,7 +183,7 @@ class PINN(Study):
                     label = {"exact": "analytic solution"}.get(arm, arm) if number == 0 else None
                     axes.plot(across, height, dash, color=color, linewidth=width, label=label)
             axes.set_title(titles[name], fontsize=10)
-            axes.set(xlabel="x", ylabel="u", ylim=(-2, 2))
+            axes.set(xlabel="x", ylabel="u", ylim=(-2, 2), xticks=(-1, 0, 1))
             axes.spines[["top", "right"]].set_visible(False)
         handles = figure.axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)

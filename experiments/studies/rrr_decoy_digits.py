@@ -47,7 +47,7 @@ class RRRDecoyDigits(Study):
         "validation images, whose patches are random as in the test: a choice with side information."
     )
     claim: ClassVar[str] = (
-        "Ross, Hughes, Doshi-Velez 2017 (arXiv 1703.03717, section 4.2): with decoys a network learns the patch and fails where "
+        "Ross, Hughes, Doshi-Velez 2017 (arXiv 1703.03717): with decoys a network learns the patch and fails where "
         "it says nothing; without gradients at the patch it learns the digit, nearly as well as if there were no decoys."
     )
     criterion: ClassVar[str] = "on random patches RRR is 0.1 better than no penalty and at most 0.05 below the oracle"

@@ -163,7 +163,7 @@ class WGANGPMixture(Study):
         axes.axhline(1, color="#222222", linestyle=":", linewidth=1)
         axes.set(xticks=(0, 1), xlim=(-0.6, 1.6), ylabel="norm of the critic's gradient")
         axes.set_xticklabels([CLIPPING, PENALTY])
-        axes.set_ylim(bottom=0)
+        axes.set_yscale("log", nonpositive="clip")
         axes.set_title("every seed: mean and spread over points", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         return figure
