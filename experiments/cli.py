@@ -50,6 +50,13 @@ COMMANDS = {
         needs=("hydra", "sklearn"),
         config="check",
     ),
+    "study": Command(
+        "gradreg.experiments.studies.job",
+        "reproduce published behaviour of a regularizer over several seeds",
+        needs=("hydra", "sklearn", "matplotlib"),
+        config="study",
+        interrupted="The same command starts the study anew.",
+    ),
     "summarize": Command(
         "gradreg.experiments.summarize", "table over seeds: mean and spread of finished runs", needs=("hydra",)
     ),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,15 @@ import gradreg as gr
 from gradreg.experiments import report
 from gradreg.experiments.arms import make_arm, plan_arms
 from gradreg.experiments.data import Data
-from gradreg.experiments.environment import choose_device, describe
+from gradreg.experiments.environment import choose_device
 from gradreg.experiments.evaluate import evaluate, validation_row
-from gradreg.experiments.files import read_json, write_json, write_text
+from gradreg.experiments.files import read_json, write_json
+from gradreg.experiments.lifecycle import Report, carry_out, checked
 from gradreg.experiments.loop import train_arm
-from gradreg.experiments.reproducible import deterministic
 from gradreg.experiments.rules import train_problems
-from gradreg.experiments.run_directory import RunDirectory, now
+from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import seedless_hash
-from gradreg.experiments.run_index import write_index
-from gradreg.experiments.validate import ConfigError, check
+from gradreg.experiments.validate import ConfigError
 
 __all__ = ["run"]
 
@@ -48,36 +45,16 @@ def run(config: DictConfig, folder: Path, overrides: Sequence[str] = ()) -> floa
         ConfigError: If the configuration is wrong; nothing is left behind then.
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]  # a mapping, as the file is one
-    try:
-        source = check(plain, train_problems)["data"]
-    except ConfigError:
-        with contextlib.suppress(OSError):  # not empty, or not there
-            folder.rmdir()
-        raise
+    source = checked(plain, train_problems, folder)["data"]
     directory = RunDirectory(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     if not plain["force"]:
         _refuse_other_data(directory, source)
-    try:
-        with directory.working():
-            if plain["force"]:
-                directory.clear()
-            if directory.status == "done":
-                log.info("Already done: %s. Nothing was run; force=true runs it again.", folder)
-                return _show(directory)
-            (folder / "failed.json").unlink(missing_ok=True)
-            _begin(directory, config, source, overrides)
-            write_index(folder.parent)
-            with deterministic(plain["threads"]):
-                _work(directory, plain, source)
-            return _show(directory)
-    finally:
-        write_index(folder.parent)
+    facts = {"seed": config.seed, "group": seedless_hash(config)}
+    return carry_out(directory, config, overrides, facts, lambda: _work(directory, plain, source))
 
 
-def _work(directory: RunDirectory, config: dict[str, Any], source: Any) -> None:
-    """Train and evaluate all arms that have no results yet, then write what is made from all results."""
-    started = time.perf_counter()
+def _work(directory: RunDirectory, config: dict[str, Any], source: Any) -> Report:
+    """Train and evaluate all arms that have no results yet, then put all results together."""
     device = choose_device(config["device"])
     data: Data = source.load(upper_bounds=bool(config["upper_bound"])).to(device)
     # Now, not earlier: data that were refused may be corrected and tried again.
@@ -93,15 +70,13 @@ def _work(directory: RunDirectory, config: dict[str, Any], source: Any) -> None:
             found[name] = _train(name, node, directory, config, data, device, finished=set(found))
             write_json(directory.arm(name).results, found[name])
     results = report.combine({name: found[name] for name in plan}, data.parts, data.selection, config["seed"])
-    write_json(directory.path / "results.json", results)
-    write_text(directory.path / "results.md", report.markdown(results, list(config["regularizers"])))
-    if config["plots"]:
-        from gradreg.experiments.plots import draw  # slow to import
 
-        draw(directory, results, data)
-    spent = {"finished": now(), "seconds": round(time.perf_counter() - started, 1)}
-    write_json(directory.path / "meta.json", {**directory.read("meta.json"), **spent})
-    write_json(directory.path / "done.json", {"at": now(), "metric": results["metric"]})
+    def draw() -> None:
+        from gradreg.experiments import plots  # slow to import
+
+        plots.draw(directory, results, data)
+
+    return Report(results, report.markdown(results, list(config["regularizers"])), draw)
 
 
 def _train(
@@ -135,27 +110,6 @@ def _train(
     return {**result, "notes": notes, "seconds": round(seconds, 1), "steps": arm.steps}
 
 
-def _begin(directory: RunDirectory, config: DictConfig, source: Any, overrides: Sequence[str]) -> None:
-    """Write down what is run and on what, before it runs."""
-    before = directory.read("meta.json") or {}
-    described = describe(choose_device(config.device))
-    if before and before["versions"] != described["versions"]:
-        log.warning(
-            "Going on with other versions than before (%s); results may differ in the last digits.", before["versions"]
-        )
-    meta = {
-        "seed": config.seed,
-        "group": seedless_hash(config),
-        "data": before.get("data"),  # known once they are read
-        "overrides": list(overrides),
-        "started": before.get("started", now()),
-        **described,
-    }
-    write_json(directory.path / "meta.json", meta)
-    resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-    write_text(directory.path / "config.yaml", OmegaConf.to_yaml(resolved))
-
-
 def _refuse_other_data(directory: RunDirectory, source: Any) -> None:
     """Compare with the data of the checkpoints to go on from; without any, the run starts anew on whatever there is."""
     before = directory.read("meta.json") if directory.has_checkpoints or directory.status == "done" else None
@@ -164,12 +118,3 @@ def _refuse_other_data(directory: RunDirectory, source: Any) -> None:
             f"The data changed since the run in {directory.path} began (fingerprint {before['data']}, now "
             f"{source.fingerprint()}). force=true runs it again on the new data."
         )
-
-
-def _show(directory: RunDirectory) -> float:
-    log.info("\n%s", (directory.path / "results.md").read_text(encoding="utf-8"))
-    log.info("Table, plots and checkpoints: %s", directory.path)
-    picture = directory.path / "plots" / "results.png"
-    if picture.exists():
-        log.info("%s", picture)
-    return float(directory.read("results.json")["metric"])

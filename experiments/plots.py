@@ -14,20 +14,10 @@ import gradreg as gr
 from gradreg.experiments.arms import UPPER_BOUND
 from gradreg.experiments.data import Data
 from gradreg.experiments.files import write_atomically
-from gradreg.experiments.labels import arm_label
+from gradreg.experiments.labels import arm_color, arm_label
 from gradreg.experiments.run_directory import RunDirectory
 
 __all__ = ["draw"]
-
-_COLORS = {
-    "no_penalty": "#a9aeb4",
-    "penalty": "#1f6feb",
-    "penalty_without_l1": "#a5c8fa",
-    "trainable_base_no_penalty": "#d8d2c4",
-    "trainable_base_relu_heads": "#e3c98b",
-    "trainable_base_softplus_heads": "#c9a24c",
-}
-_OTHERS = ("#8cb369", "#bc4b51", "#5b8e7d", "#8e7dbe")  # arms of users
 
 
 def draw(run: RunDirectory, results: Mapping[str, Any], data: Data) -> list[Path]:
@@ -59,7 +49,7 @@ def _results(results: Mapping[str, Any], data: Data) -> Figure:
     for number, arm in enumerate(arms):
         heights = [results["arms"][arm]["parts"][part]["test"] for part in parts]
         positions = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
-        drawn = axes.bar(positions, heights, width * 0.9, color=_color(arm, number), label=arm_label(arm))
+        drawn = axes.bar(positions, heights, width * 0.9, color=arm_color(arm, number), label=arm_label(arm))
         ink = "white" if arm == "penalty" else "#222222"
         size = 8 if len(arms) <= 4 else 6.5
         axes.bar_label(drawn, fmt="%.2f", fontsize=size, padding=-10, color=ink)  # inside, clear of the upper bound
@@ -111,7 +101,7 @@ def _curves(rows: list[dict[str, Any]], data: Data) -> Figure:
         for number, name in enumerate(names):
             points = [(row["step"], row[panel]) for row in rows if row["arm"] == name and panel in row]
             if points:
-                axes.plot(*zip(*points, strict=True), color=_color(name, number), label=arm_label(name))
+                axes.plot(*zip(*points, strict=True), color=arm_color(name, number), label=arm_label(name))
         axes.set_title(_title(panel), fontsize=10)
         axes.set_xlabel("step", fontsize=8)
         axes.set_ylabel(_quantity(panel), fontsize=8)
@@ -152,10 +142,6 @@ def _all_heads(results: Mapping[str, Any], data: Data) -> Figure:
     figure.suptitle("rows: the part that alone tells the label", fontsize=9)
     figure.colorbar(image, ax=figure.axes, label="test accuracy")
     return figure
-
-
-def _color(arm: str, number: int) -> str:
-    return _COLORS.get(arm) or _OTHERS[number % len(_OTHERS)]
 
 
 def _images(batch: gr.Batch) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gradreg.experiments.arms import UPPER_BOUND
 from gradreg.experiments.labels import arm_label
 
-__all__ = ["combine", "markdown", "markdown_table", "wrap"]
+__all__ = ["combine", "markdown", "markdown_table", "spread", "wrap"]
 
 _ID = (
     " ID: test data in which all parts are predictive, over all heads (mean, best) and for the chosen heads in the order of "
@@ -95,6 +96,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
     rule = ["-" * width if not at else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
     return [line(header), line(rule), *(line(row) for row in rows)]
+
+
+def spread(values: Sequence[float | None], number: str = ".3f") -> str:
+    """Write mean ± standard deviation of those that are known; the mean alone where there is one."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean = f"{statistics.mean(known):{number}}"
+    return f"{mean} ± {statistics.stdev(known):{number}}" if len(known) > 1 else mean
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Rules for the plain values of `gradreg train`."""
+"""Rules for the plain values of `gradreg train` and `gradreg study`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gradreg.errors import closest
 from gradreg.experiments.activations import ACTIVATIONS
 
-__all__ = ["count_problems", "train_problems"]
+__all__ = ["count_problems", "study_problems", "train_problems"]
 
 _COUNTS = ("steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every")
 _SIZES = ("count", "width", "components")  # of heads and bases
@@ -21,9 +21,8 @@ _RESERVED = {"task", "loss"}  # names that the logs use themselves
 def train_problems(config: Mapping[str, Any]) -> list[str]:
     """List what is wrong with the values, each with its path and what is allowed."""
     problems = [problem for key in _COUNTS for problem in count_problems(key, config[key])]
-    seed, threads = config["seed"], config["threads"]
-    if not _is_integer(seed) or not 0 <= seed < 2**31:
-        problems.append(f"seed: {seed!r} is not allowed; allowed are integers from 0 to {2**31 - 1}.")
+    problems += _seed("seed", config["seed"])
+    threads = config["threads"]
     problems += count_problems("threads", threads) if threads is not None else []
     problems += _device(config["device"])
     if not config["arms"] and not config["upper_bound"]:
@@ -44,6 +43,20 @@ def train_problems(config: Mapping[str, Any]) -> list[str]:
         problems += _arm(path, arm, config)
     for name, node in config["regularizers"].items():
         problems += _regularizer(f"regularizers.{name}", name, node)
+    return problems
+
+
+def study_problems(config: Mapping[str, Any]) -> list[str]:
+    """List what is wrong with the values that all studies share."""
+    seeds, threads = config["seeds"], config["threads"]
+    problems = count_problems("threads", threads) if threads is not None else []
+    if not isinstance(seeds, list) or not seeds:
+        return [*problems, f"seeds: {seeds!r} is not allowed; give a list of integers, such as 'seeds=[0,1,2]'."]
+    problems += [problem for position, seed in enumerate(seeds) for problem in _seed(f"seeds.{position}", seed)]
+    if not problems and len(set(seeds)) < len(seeds):
+        problems.append(f"seeds: {seeds!r} names a seed twice, which would make the spread look smaller than it is.")
+    if not isinstance(config["study"], Mapping) or "_target_" not in config["study"]:
+        problems.append(f"study: {config['study']!r} describes no study; choose one of the group, or give a _target_.")
     return problems
 
 
@@ -118,6 +131,12 @@ def _weights(path: str, weight: Any) -> list[str]:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _seed(path: str, value: Any) -> list[str]:
+    if _is_integer(value) and 0 <= value < 2**31:
+        return []
+    return [f"{path}: {value!r} is not allowed; allowed are integers from 0 to {2**31 - 1}."]
 
 
 def count_problems(path: str, value: Any) -> list[str]:

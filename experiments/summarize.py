@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradreg.experiments.labels import arm_label
-from gradreg.experiments.report import markdown_table, wrap
+from gradreg.experiments.report import markdown_table, spread, wrap
 from gradreg.experiments.run_directory import RunDirectory
 from gradreg.experiments.run_id import IGNORED
 
@@ -40,8 +40,8 @@ def find_groups(paths: Iterable[Path]) -> list[Group]:
         children = [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
         for folder in sorted({path, *children}):
             run = RunDirectory(folder)
-            if run.status == "done":
-                meta = run.read("meta.json")
+            meta = run.read("meta.json") if run.status == "done" else None
+            if meta is not None and "group" in meta:  # studies have their own tables over seeds
                 shown = shlex.join(word for word in meta["overrides"] if word.split("=", 1)[0] not in hidden)
                 groups.setdefault(meta["group"], {})[meta["seed"]] = (shown, run.read("results.json"))
     return [
@@ -60,12 +60,12 @@ def summary(group: Group) -> str:
         rows.append(
             [
                 arm_label(arm),
-                *(map(_spread, [*columns, [one["id_mean"] for one in found], [one["id_best"] for one in found]])),
+                *(map(spread, [*columns, [one["id_mean"] for one in found], [one["id_best"] for one in found]])),
             ]
         )
     bounds = [[result["upper_bound"][part] for result in group.results] for part in parts]
     if any(value is not None for column in bounds for value in column):
-        rows.append(["upper bound", *map(_spread, bounds), "", ""])
+        rows.append(["upper bound", *map(spread, bounds), "", ""])
     seeds = ", ".join(str(result["seed"]) for result in group.results)
     many = len(group.results) > 1
     lines = [
@@ -94,14 +94,6 @@ def _lift(group: Group, parts: Sequence[str]) -> str | None:
     return (
         "Penalty minus no penalty: " + ", ".join(f"{part} {statistics.mean(v):+.3f}" for part, v in lifts.items()) + "."
     )
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    mean = f"{statistics.mean(known):.3f}"
-    return f"{mean} ± {statistics.stdev(known):.3f}" if len(known) > 1 else mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ _SUPPLIED = {  # what the program adds to a node with `_partial_: true`, by the 
     "learning_rate_schedule": {"optimizer"},
 }
 
-_CHEAP = re.compile(r"(arms\.[^.]+\.)?(data|proximal|regularizers\.[^.]+)")  # paths of what is built to check it
+_CHEAP = re.compile(r"(arms\.[^.]+\.)?(data|proximal|regularizers\.[^.]+)|study")  # paths of what is built to check it
 
 
 class ConfigError(gr.errors.GradregError, CompactHydraException):
@@ -43,7 +43,7 @@ def check(config: Mapping[str, Any], rules: Callable[[Mapping[str, Any]], list[s
         rules: Gives the problems with plain values, such as a negative number of steps.
 
     Returns:
-        What was built on the way because building it is the check: `"data"`, the source (nothing is loaded).
+        What was built on the way because building it is the check: `"data"`, the source (nothing is loaded), or `"study"`.
 
     Raises:
         ConfigError: If there is any problem; names the config path and the closest match of each.

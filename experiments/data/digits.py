@@ -11,9 +11,30 @@ import torch
 import gradreg as gr
 from gradreg.experiments.data.splits import IN_DISTRIBUTION, Data, DataError, batch_of
 
-__all__ = ["DigitCollages"]
+__all__ = ["DigitCollages", "digit_pools"]
 
 _SHARES = {"train": (0.0, 0.5), "validation": (0.5, 0.7), "test": (0.7, 1.0)}  # of the source images, disjoint
+
+
+def digit_pools(seed: int) -> tuple[np.ndarray, dict[str, dict[int, np.ndarray]]]:
+    """Split the images of scikit-learn into disjoint pools, by digit.
+
+    Args:
+        seed: Of the split.
+
+    Returns:
+        All images `[n, 8, 8]`, from 0 to 1, and by kind of set and digit the positions of those that belong to it.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    random = np.random.default_rng([seed, 0])
+    pools: dict[str, dict[int, np.ndarray]] = {kind: {} for kind in _SHARES}
+    for digit in range(10):
+        shuffled = random.permutation(np.flatnonzero(digits.target == digit))
+        for kind, (start, stop) in _SHARES.items():
+            pools[kind][digit] = shuffled[int(start * len(shuffled)) : int(stop * len(shuffled))]
+    return (digits.images / 16).astype(np.float32), pools
 
 
 @dataclass(frozen=True)
@@ -77,7 +98,7 @@ class DigitCollages:
 
     def load(self, upper_bounds: bool = True) -> Data:
         """Draw all sets."""
-        images, pools = self._pools()
+        images, pools = digit_pools(self.seed)
         parts = tuple(f"{pair[0]}-{pair[1]}" for pair in self.pairs)
         train = self._draw("training set", images, pools["train"], self.examples, None, 0)
         sizes = {"validation": self.validation_examples, "test": self.test_examples}
@@ -96,18 +117,6 @@ class DigitCollages:
         selection = "validation collages of source images that neither training nor test use"
         boxes = {part: (8 * (tile // self.columns), 8 * (tile % self.columns), 8, 8) for tile, part in enumerate(parts)}
         return Data(parts, 2, train, sets["validation"], sets["test"], bounds, selection, boxes)
-
-    def _pools(self) -> tuple[np.ndarray, dict[str, dict[int, np.ndarray]]]:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        random = np.random.default_rng([self.seed, 0])
-        pools: dict[str, dict[int, np.ndarray]] = {kind: {} for kind in _SHARES}
-        for digit in range(10):
-            shuffled = random.permutation(np.flatnonzero(digits.target == digit))
-            for kind, (start, stop) in _SHARES.items():
-                pools[kind][digit] = shuffled[int(start * len(shuffled)) : int(stop * len(shuffled))]
-        return (digits.images / 16).astype(np.float32), pools
 
     def _draw(
         self, where: str, images: np.ndarray, pool: dict[int, np.ndarray], count: int, only: int | None, stream: int

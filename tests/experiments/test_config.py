@@ -49,7 +49,7 @@ def test_every_option_file_is_valid(group, tmp_path, monkeypatch, compose_train)
 
 def test_no_group_was_forgotten():
     folders = {folder.name for folder in CONF.iterdir() if folder.is_dir() and not folder.name.startswith("_")}
-    assert folders == {"arms", "base", "data", "experiment", "heads", "regularizer"}
+    assert folders == {"arms", "base", "data", "experiment", "heads", "regularizer", "study"}
 
 
 def test_one_file_per_regularizer():
