@@ -153,8 +153,8 @@ def _device(name: Any) -> list[str]:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         return [f"device: {name!r} is not allowed; allowed are auto, cpu, cuda, cuda:1, mps."]
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.devicecount_problems():
-        return [f"device: {name!r} was asked for, but {torch.cuda.devicecount_problems()} CUDA devices are available."]
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return [f"device: {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are available."]
     if device.type == "mps" and not torch.backends.mps.is_available():
         return ["device: 'mps' was asked for, but is not available."]
     return [] if device.type in ("cpu", "cuda", "mps") else [f"device: {name!r} is not supported; use auto or cpu."]
