@@ -46,8 +46,8 @@ class IRMColoredDigits(Study):
 
     columns: ClassVar[str] = (
         "Accuracy by environment, on images that were not trained on; train: the colors of a training environment; test: the "
-        "reversed color, validation the same on other images. Weight and warm-up have the best worst column, the test aside: the "
-        "reversed color was used to choose them (oracle selection)."
+        "reversed color, validation the same on other images. Default weight and warm-up have the best worst column, test aside: "
+        "the reversed color was used to choose them (oracle selection)."
     )
     claim: ClassVar[str] = (
         "Arjovsky et al. 2019 (arXiv 1907.02893, section 5.2): ERM follows the color and falls far below chance where it "

@@ -39,7 +39,7 @@ class JacobianNoiseDigits(Study):
 
     columns: ClassVar[str] = (
         "Accuracy on clean validation images and on test images under Gaussian pixel noise; root mean square of the Jacobian's "
-        "Frobenius norm on clean test images. The weight is the largest of 0.03, 0.1, 0.3 and 1 whose accuracy on clean "
+        "Frobenius norm on clean test images. The default weight is the largest of 0.03, 0.1, 0.3 and 1 whose accuracy on clean "
         "validation images is within 0.01 of that without penalty (mean of seeds 0 and 1); no noise was used to choose it."
     )
     claim: ClassVar[str] = (

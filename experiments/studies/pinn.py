@@ -63,8 +63,8 @@ class PINN(Study):
     """
 
     columns: ClassVar[str] = (
-        "Relative L2 error on a grid, and root mean square of the equation's residual there. The weight is the one with the "
-        "smallest residual on the grid, for which no solution is needed."
+        "Relative L2 error on a grid, and root mean square of the equation's residual there. The default weight is the one with "
+        "the smallest residual on the grid, for which no solution is needed."
     )
     claim: ClassVar[str] = (
         "Raissi, Perdikaris, Karniadakis 2017 (arXiv 1711.10561): the equation's residual as a penalty lets a network solve it "

@@ -43,8 +43,8 @@ class RRRDecoyDigits(Study):
 
     columns: ClassVar[str] = (
         "Accuracy on test images whose patch tells the label (decoys), on validation and on test images whose patch is random; "
-        "share of the absolute input gradient that lies on the patch. The weight is the one with the best accuracy on the "
-        "validation images, whose patches are random as in the test: a choice with side information."
+        "share of the absolute input gradient that lies on the patch. The default weight is the one with the best accuracy on "
+        "the validation images, whose patches are random as in the test: a choice with side information."
     )
     claim: ClassVar[str] = (
         "Ross, Hughes, Doshi-Velez 2017 (arXiv 1703.03717): with decoys a network learns the patch and fails where "

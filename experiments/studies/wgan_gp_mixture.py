@@ -46,7 +46,7 @@ class WGANGPMixture(Study):
 
     columns: ClassVar[str] = (
         "Norm of the critic's gradient at random points between data and samples: mean and standard deviation over points; modes "
-        "covered; share of good samples. Learning rate and clipping bound were chosen on seed 100, by modes and good samples."
+        "covered; share of good samples. Default rate and clipping bound were chosen on seed 100, by modes and good samples."
     )
     claim: ClassVar[str] = (
         "Gulrajani et al. 2017 (arXiv 1704.00028, sections 3 and 4): the best critic has gradient norm 1 between data and "

@@ -53,6 +53,11 @@ def test_every_study_has_a_configuration_that_repeats_its_defaults():
     assert set(built) == set(studies.__all__)
 
 
+def test_a_sweep_over_studies_can_start():
+    with initialize_config_module("gradreg.conf", version_base="1.3"):
+        assert compose("study").study._target_.startswith("gradreg.")  # Hydra composes without the swept option first
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_every_study_runs(name, tmp_path, caplog):
     caplog.set_level(logging.INFO)
