@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradreg.engine import Factors
 from gradreg.errors import CheckpointError
 from gradreg.tracin._optimizer_order import ordered_names
-from gradreg.tracin._products import Dense, Gradients
 
 __all__ = ["OptimizerStep"]
 
@@ -65,9 +65,9 @@ class OptimizerStep:
                 "Select the parameters of one group: params=..."
             )
 
-    def __call__(self, gradients: Gradients) -> Dense:
+    def __call__(self, gradients: Factors) -> Factors:
         """Return the directions of the steps of all rows."""
-        return Dense({name: self._direction(name, gradients.gradient(name)) for name in self._parameters})
+        return Factors.written_out({name: self._direction(name, gradients.gradient(name)) for name in self._parameters})
 
     def _direction(self, name: str, gradient: Tensor) -> Tensor:
         group, state = self._groups[name], self._states[name]

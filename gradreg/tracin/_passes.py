@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Coverage, collect_factors, gradients
+from gradreg.engine import Coverage, Factors, collect_factors, gradients
 from gradreg.engine._request import head_count, resolve_params
 from gradreg.errors import AttributionWarning, warn
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._borrow import borrowed
 from gradreg.tracin._optimizer_step import OptimizerStep
-from gradreg.tracin._products import Dense, Gradients, accumulated, is_low, row_dots_by_parameter, squared_norms
 from gradreg.tracin._projection import BoundProjection
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._safety import check_per_example
@@ -33,7 +32,7 @@ class Passes:
         self.heads = head_count(model)
         self.params = resolve_params(model, spec.wrt)
         first = next(iter(self.params.values()))
-        self.device, self.low = first.device, any(is_low(p.dtype) for p in self.params.values())
+        self.device = first.device
         self.dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.coverage: tuple[Coverage, ...] = ()
         self.spec = spec
@@ -93,9 +92,9 @@ class Passes:
             self._checked.add((reader.side, id(of)))
 
     def _squared_norms(self, batch: Batch, of: ScalarFunction) -> Tensor:
-        return squared_norms(accumulated(collect_factors(self.model, batch, of, self.spec.wrt), self.low))
+        return collect_factors(self.model, batch, of, self.spec.wrt).squared_norms()
 
-    def rows(self, batch: Batch, of: ScalarFunction, *, each_target: bool = False, step: bool = False) -> Gradients:
+    def rows(self, batch: Batch, of: ScalarFunction, *, each_target: bool = False, step: bool = False) -> Factors:
         """Return the gradients of the rows of a batch: factors, or what was made of them.
 
         Args:
@@ -104,29 +103,28 @@ class Passes:
             each_target: Rows are (example, target).
             step: Return optimizer steps, where the TracIn asks for them.
         """
-        factors = collect_factors(self.model, batch, of, self.spec.wrt, each_target=each_target)
-        self.coverage = factors.coverage
-        found = accumulated(factors, self.low)
+        found = collect_factors(self.model, batch, of, self.spec.wrt, each_target=each_target)
+        self.coverage = found.coverage
         if step and self._step is not None:
             found = self._step(found)
         if self._projection is not None:
-            found = Dense({"projected": self._projection(found)})
+            found = Factors.written_out({"projected": self._projection(found)})
         return found
 
-    def step_products(self, rows: Gradients) -> dict[str, Tensor]:
+    def step_products(self, rows: Factors) -> dict[str, Tensor]:
         """Return the inner products of gradients with the optimizer steps they would cause, per parameter, `[rows]` each."""
         assert self._step is not None
-        return row_dots_by_parameter(rows, self._step(rows))
+        return rows.row_dots_by_parameter(self._step(rows))
 
-    def total(self, batch: Batch, of: ScalarFunction) -> Dense:
+    def total(self, batch: Batch, of: ScalarFunction) -> Factors:
         """Return the sum of the gradients of a batch, as one row."""
         found = gradients(self.model, batch, of, self.spec.wrt, per="batch")
         sums: dict[str, Tensor] = {}
         for name, parameter in self.params.items():
-            value = found[name].float() if self.low else found[name]
+            value = found[name].to(self.dtype)
             sums[name] = value.reshape(-1, *parameter.shape).sum(0, keepdim=True)
-        whole = Dense(sums)
-        return whole if self._projection is None else Dense({"projected": self._projection(whole)})
+        whole = Factors.written_out(sums)
+        return whole if self._projection is None else Factors.written_out({"projected": self._projection(whole)})
 
 
 @contextmanager

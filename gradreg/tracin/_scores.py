@@ -10,9 +10,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from gradreg.errors import NonFiniteLossError
+from gradreg.tracin._layers import by_layer
 from gradreg.tracin._memory import Budget
 from gradreg.tracin._passes import Passes
-from gradreg.tracin._products import by_layer, dots, dots_by_layer, squared_norms, squares_by_parameter
 from gradreg.tracin._query import Query
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._safety import check_has_tokens
@@ -86,9 +86,9 @@ def self_scores(spec: Spec, passes: Passes, trains: Reader, per: str | None, bud
                 if spec.update == "optimizer":
                     parts = passes.step_products(side.rows)
                 elif per is None:
-                    parts = {TOTAL: squared_norms(side.rows)}
+                    parts = {TOTAL: side.rows.squared_norms()}
                 else:
-                    parts = squares_by_parameter(side.rows)
+                    parts = side.rows.squared_norms_by_parameter()
                 for key, values in (
                     by_layer(parts) if per else {TOTAL: torch.stack(list(parts.values())).sum(0)}
                 ).items():
@@ -115,7 +115,8 @@ def _check(passes: Passes, trains: Reader, tests: Reader, spec: Spec, query: Que
 def _add(
     sink: Sink, query: Query, rate: float, test: Side, train: Side, cosine: bool, readers: tuple[Reader, Reader]
 ) -> None:
-    parts = dots_by_layer(test.rows, train.rows) if query.per == "layer" else {TOTAL: dots(test.rows, train.rows)}
+    layers = query.per == "layer"
+    parts = by_layer(test.rows.dot_by_parameter(train.rows)) if layers else {TOTAL: test.rows.dot(train.rows)}
     for key, block in parts.items():
         if not bool(torch.isfinite(block).all()):
             _refuse(test, train, readers)

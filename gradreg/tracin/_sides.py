@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gradreg.batch import Batch
+from gradreg.engine import Factors
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._memory import Budget
 from gradreg.tracin._passes import Passes
-from gradreg.tracin._products import Dense, Gradients, squared_norms
 from gradreg.tracin._reader import Reader
 from gradreg.tracin._tokens import per_token
 
@@ -49,7 +49,7 @@ class Side:
 
     where: slice
     positions: Sequence[int]
-    rows: Gradients
+    rows: Factors
     norms: Tensor | None
 
     @property
@@ -77,7 +77,7 @@ def streamed(passes: Passes, reader: Reader, positions: Sequence[int], view: Vie
         norms = None
         if view.norms:
             whole = passes.rows(batch, view.of, step=view.step) if view.split else rows
-            norms = squared_norms(whole).sqrt()
+            norms = whole.squared_norms().sqrt()
         yield Side(where, positions[where], rows, norms)
 
 
@@ -100,14 +100,15 @@ def aggregated(passes: Passes, reader: Reader, positions: Sequence[int], view: V
     for _, batch in batches(reader, positions, (reader.side, "sum"), budget):
         part = passes.total(batch, view.of)
         budget.observe((reader.side, "sum"), part.nbytes, len(batch))
-        for name, value in part.values.items():
+        for name in part.names:
+            value = part.gradient(name)
             total[name] = total[name] + value if name in total else value
-    rows = Dense(total)
-    norms = squared_norms(rows).sqrt() if view.norms else None
+    rows = Factors.written_out(total)
+    norms = rows.squared_norms().sqrt() if view.norms else None
     return Side(slice(0, 1), positions, rows, norms)
 
 
 def broken_rows(side: Side) -> list[int]:
     """Return the positions of the examples whose gradients are NaN or infinite."""
-    finite = torch.isfinite(squared_norms(side.rows)).view(-1, side.tokens).all(1)
+    finite = torch.isfinite(side.rows.squared_norms()).view(-1, side.tokens).all(1)
     return [position for position, fine in zip(side.positions, finite.tolist(), strict=False) if not fine]

@@ -52,6 +52,12 @@ class Factors:
         self.coverage = coverage
         self.targets = targets
 
+    @classmethod
+    def written_out(cls, gradients: Mapping[str, Tensor]) -> Factors:
+        """Hold whole gradients, or what stands for them (sums, steps of an optimizer, projections): `{name: [rows, *shape]}`."""
+        pieces: dict[str, list[Piece]] = {name: [Dense(value)] for name, value in gradients.items()}
+        return cls(pieces, len(next(iter(gradients.values()))), ())
+
     def __len__(self) -> int:
         return self._rows
 
@@ -98,11 +104,6 @@ class Factors:
             grams = self._add(parts[name], other, name, grams)
         return parts
 
-    def dot_directions(self, directions: Mapping[str, Tensor]) -> Tensor:
-        """Return inner products with directions that are written out, `{name: [m, *shape]}`: `[rows, m]`."""
-        written: dict[str, list[Piece]] = {name: [Dense(value)] for name, value in directions.items()}
-        return self.dot(Factors(written, len(next(iter(directions.values()))), ()))
-
     def squared_norms(self) -> Tensor:
         """Return the squared norm of every row's gradient, `[rows]`."""
         return torch.stack(list(self.squared_norms_by_parameter().values())).sum(0)
@@ -119,6 +120,16 @@ class Factors:
                 add_row_products(twice, one, other)
                 norms[name] += 2 * twice
         return norms
+
+    def row_dots_by_parameter(self, other: Factors) -> dict[str, Tensor]:
+        """Return the inner product of every row with the same row of the other, per parameter, `[rows]` each."""
+        parts = {}
+        for name in self._shared(other):
+            parts[name] = self._zeros()
+            for one in self._pieces[name]:
+                for counterpart in other._pieces[name]:
+                    add_row_products(parts[name], one, counterpart)
+        return parts
 
     def select(self, rows: slice | Tensor) -> Factors:
         """Return some of the rows."""

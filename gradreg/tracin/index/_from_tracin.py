@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradreg.engine import Factors
 from gradreg.model import unwrap
 from gradreg.tracin._memory import Budget
 from gradreg.tracin._passes import Passes
-from gradreg.tracin._products import Gradients
 from gradreg.tracin._reader import Reader
 from gradreg.tracin.index._describe import describe
 from gradreg.tracin.index._source import RowReader
@@ -99,7 +99,7 @@ def vector_size(passes: Passes) -> int:
     return sum(math.prod(shape) for shape in shapes.values()) if projection is None else projection.bind(shapes).size
 
 
-def as_vectors(rows: Gradients) -> Tensor:
+def as_vectors(rows: Factors) -> Tensor:
     """Return the gradients of rows as one matrix, `[rows, size]`, parameters in their order."""
     parts = [rows.gradient(name).reshape(len(rows), -1) for name in rows.names]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

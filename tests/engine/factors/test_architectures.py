@@ -51,8 +51,10 @@ def check(model: nn.Module, a: gr.Batch, b: gr.Batch, of: Any = LABELS, toleranc
     assert by_parameter.keys() == truth_one.keys()
     assert relative(torch.stack(list(by_parameter.values())).sum(0), expected) < tolerance
     assert relative(one.squared_norms(), flat(truth_one).square().sum(1)) < tolerance
-    directions = {name: value * 0.5 for name, value in truth_other.items()}
-    assert relative(one.dot_directions(directions), 0.5 * expected) < tolerance
+    directions = Factors.written_out({name: value * 0.5 for name, value in truth_other.items()})
+    assert relative(one.dot(directions), 0.5 * expected) < tolerance
+    same = torch.stack(list(one.row_dots_by_parameter(Factors.written_out(truth_one)).values())).sum(0)
+    assert relative(same, flat(truth_one).square().sum(1)) < tolerance
     largest = float(flat(truth_one).abs().max())
     for name, value in truth_one.items():
         assert float((one.gradient(name) - value).abs().max()) < tolerance * largest, name
