@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradreg.engine.factors._pieces import Dense, Outer, Piece, outer
+from gradreg.engine.factors._pieces import Dense, Piece, outer
 
 # From the module, its input and the gradient at its output, both `[n, ...]`, to pieces by attribute
 Form: TypeAlias = Callable[[Any, Tensor, Tensor], dict[str, Piece]]
@@ -92,10 +92,10 @@ def _windows(x: Tensor, kernel: tuple[int, ...], stride: Any, dilation: Any, cou
     return x.as_strided((*x.shape[:2], *kernel, *count), (*x.stride()[:2], *inside, *between), x.storage_offset())
 
 
-def _grouped(left: Tensor, right: Tensor, groups: int, shape: torch.Size) -> Piece:
+def _grouped(left: Tensor, right: Tensor, gradient: Tensor, groups: int, shape: torch.Size) -> Piece:
     """Return the piece of channels `[n, q, L]` and windows `[n, p, L]`; groups are written out, for they are small."""
     if groups == 1:
-        return Outer(left.transpose(1, 2), right.transpose(1, 2), shape)
+        return outer(left.transpose(1, 2), right.transpose(1, 2), gradient.transpose(1, 2), shape)
     n, positions = left.shape[0], left.shape[2]
     lefts = left.reshape(n * groups, -1, positions)
     written = torch.bmm(lefts, right.reshape(n * groups, -1, positions).transpose(1, 2))
@@ -110,7 +110,7 @@ def _convolution(module: nn.Conv2d, x: Tensor, d: Tensor) -> dict[str, Piece]:
     windows = _windows(x.contiguous(), module.kernel_size, module.stride, module.dilation, count)
     windows = windows.reshape(len(x), -1, prod(count))
     d = d.flatten(2)
-    return {"weight": _grouped(d, windows, module.groups, module.weight.shape), "bias": Dense(d.sum(2))}
+    return {"weight": _grouped(d, windows, d, module.groups, module.weight.shape), "bias": Dense(d.sum(2))}
 
 
 def _transposed_convolution(module: nn.ConvTranspose2d, x: Tensor, d: Tensor) -> dict[str, Piece]:
@@ -121,7 +121,7 @@ def _transposed_convolution(module: nn.ConvTranspose2d, x: Tensor, d: Tensor) ->
     count = tuple(x.shape[2:])
     windows = _windows(d.contiguous(), module.kernel_size, module.stride, module.dilation, count)
     windows = windows.reshape(len(x), -1, prod(count))
-    return {"weight": _grouped(x.flatten(2), windows, module.groups, module.weight.shape), "bias": bias}
+    return {"weight": _grouped(x.flatten(2), windows, windows, module.groups, module.weight.shape), "bias": bias}
 
 
 def _scaled(module: Any, normalized: Tensor, d: Tensor, kept: tuple[int, ...]) -> dict[str, Piece]:

@@ -136,8 +136,11 @@ def dense(value: Tensor) -> Dense:
     return Dense(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
 
 
-def outer(left: Tensor, right: Tensor, gradient: Tensor, shape: torch.Size) -> Outer:
-    """Make the piece of a layer without the positions at which the gradient of every row is zero: padding, unread tokens.
+def outer(left: Tensor, right: Tensor, gradient: Tensor, shape: torch.Size) -> Piece:
+    """Make the piece of a layer, without the positions at which the gradient of every row is zero: padding, unread tokens.
+
+    Where there are so many positions that the gradient itself is smaller than the factors, it is written out: every product
+    is then cheaper too.
 
     Args:
         left: `[rows, T, q]` or one-hot `[rows, T]`.
@@ -145,12 +148,14 @@ def outer(left: Tensor, right: Tensor, gradient: Tensor, shape: torch.Size) -> O
         gradient: The side that is the gradient at the layer's output.
         shape: Of the parameter.
     """
-    positions = gradient.shape[1]
-    if positions > 1:
-        active = gradient.detach().abs().amax((0, 2)).nonzero().flatten()
-        if 0 < len(active) < positions:
-            left, right = left[:, active], right[:, active]
-    return Outer(left, right, shape)
+    piece = Outer(left, right, shape)
+    q, p = piece.sizes
+    if not piece.one_hot and q * p < piece.positions * (q + p):
+        return Dense(piece.dense())
+    if piece.positions == 1:
+        return piece
+    active = gradient.detach().abs().amax((0, 2)).nonzero().flatten()
+    return Outer(left[:, active], right[:, active], shape) if 0 < len(active) < piece.positions else piece
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

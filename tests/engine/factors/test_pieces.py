@@ -104,9 +104,17 @@ def test_terms_of_several_calls_add_up() -> None:
 
 
 def test_positions_without_gradient_are_dropped() -> None:
-    gradient, source = torch.randn(3, 5, 4), torch.randn(3, 5, 6)
+    gradient, source = torch.randn(3, 5, 40), torch.randn(3, 5, 60)
     gradient[:, [1, 4]] = 0
     gradient[0, 2] = 0  # not for every row
-    kept = outer(gradient, source, gradient, torch.Size((4, 6)))
+    kept = outer(gradient, source, gradient, torch.Size((40, 60)))
+    assert isinstance(kept, Outer)
     assert kept.positions == 3
+    torch.testing.assert_close(kept.dense(), torch.einsum("itq,itp->iqp", gradient, source))
+
+
+def test_what_is_smaller_written_out_is_written_out() -> None:
+    gradient, source = torch.randn(3, 9, 4), torch.randn(3, 9, 6)
+    kept = outer(gradient, source, gradient, torch.Size((4, 6)))
+    assert isinstance(kept, Dense)
     torch.testing.assert_close(kept.dense(), torch.einsum("itq,itp->iqp", gradient, source))
