@@ -6,12 +6,12 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
+
+from tests.experiments.in_process import call
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -53,15 +53,10 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if lin
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_train_commands_compose(command: str) -> None:
+def test_train_commands_compose(command: str, tmp_path: Path) -> None:
     words = [word for word in shlex.split(command)[1:] if word != "-m"]
     words = [word.replace("seed=0,1,2", "seed=0") for word in words]
-    run = subprocess.run(
-        [sys.executable, "-m", "gradreg.experiments.cli", *words, "--cfg", "job"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = call(tmp_path, *words, "--cfg", "job")
     assert run.returncode == 0, run.stderr
     assert "batch_size" in run.stdout
 

@@ -49,3 +49,8 @@ def by_hand(model: nn.Module, x: Any) -> Tensor:
     x = x.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[:, 0].sum(), x, create_graph=True)
     return gradient.square().sum()
+
+
+def tokens(n: int = 3) -> Tensor:
+    """Three tokens of width four."""
+    return torch.randn(n, 3, 4, generator=torch.Generator().manual_seed(1))

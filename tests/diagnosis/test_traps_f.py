@@ -91,7 +91,8 @@ WORKER = textwrap.dedent(
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        mp.spawn(worker, args=(port,), nprocs=2)
+        # forked, for nothing has run here yet: the imports are paid once
+        mp.start_processes(worker, args=(port,), nprocs=2, start_method="fork")
         print("done")
     """
 )

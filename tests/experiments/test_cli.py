@@ -11,12 +11,14 @@ import pytest
 from gradreg.experiments import cli
 from gradreg.experiments.environment import gradreg_version
 from gradreg.experiments.hints import null_lists, override_hints
+from tests.experiments.in_process import call
 
 
-def call(folder, *arguments, module="gradreg.experiments.cli"):
+def start(folder, *arguments):
+    """As users do, in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+    command = [sys.executable, "-m", "gradreg.experiments.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
 
 
 def test_overview_and_version(capsys):
@@ -90,7 +92,7 @@ def test_sweep_from_another_folder_with_own_configuration(tmp_path):
     (mine / "tiny.yaml").write_text(
         "# @package _global_\ndefaults: [smoke]\nsteps: 3\nupper_bound: null\nplots: false\n"
     )
-    done = call(
+    done = start(
         tmp_path, "train", "--config-dir", "mine", "experiment=tiny", "arms=[no_penalty,penalty]", "-m", "seed=0,1"
     )
     assert done.returncode == 0, done.stderr
