@@ -175,8 +175,8 @@ HEAD_CASES: tuple[Case, ...] = (
     ),
     make_case(
         "many_heads",
-        "16 heads",
-        lambda: _heads(16, _small_head),
+        "64 heads",
+        lambda: _heads(64, _small_head),
         vectors(3),
         top_logit(),
         tags="heads large",
