@@ -1,6 +1,9 @@
 """Cost of a training step with every regularizer: over the plain step, and beside the usual hand-written way, in one run.
 
     python -m gradreg.experiments.benchmarks.regularizers --only IGA Fishr
+    python -m gradreg.experiments.benchmarks.regularizers --json docs/regularizer_costs.json
+
+The second writes what `python -m gradreg.experiments.regularizer_page` reads.
 
 The three contestants, the plain step, by hand and gradreg, take turns within every round, on one thread; medians over rounds
 of the processor time are given, which waiting for others on a shared machine does not enter. Ratios within one run mean
@@ -11,9 +14,14 @@ batches are in `contests.py`: batch 256, 1024-512-256 with Softplus, 8 heads, 4 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from datetime import date
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -91,10 +99,21 @@ def measure(name: str, rounds: int) -> tuple[Contest, dict[str, float]]:
     return contest, {way: statistics.median(values) for way, values in times.items()}
 
 
+def write(path: Path, rounds: int, name: str, ratios: dict[str, float]) -> None:
+    """Put the ratios of one regularizer to the plain step into a JSON file, with how they were measured."""
+    found = json.loads(path.read_text()) if path.exists() else {"costs": {}}
+    cores = f"one thread of a machine with {os.cpu_count()} {platform.machine()} cores"
+    how = {"date": date.today().isoformat(), "torch": torch.__version__, "machine": cores, "rounds": rounds}
+    found["costs"][name] = {**{way: round(ratio, 3) for way, ratio in ratios.items()}, **how}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CONTESTS), default=list(CONTESTS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write the figures here; those of names left out are kept")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread, medians of {arguments.rounds} rounds; times the plain step")
@@ -104,6 +123,8 @@ def main() -> None:
         plain, hand, own = found["plain"], found["by hand"], found["gradreg"]
         mark = "several" if contest.several else ""
         print(f"{name:30}{plain:7.1f} ms{hand / plain:9.2f}x{own / plain:9.2f}x{hand / own:9.2f}x  {mark}", flush=True)
+        if arguments.json:
+            write(arguments.json, arguments.rounds, name, {"by_hand": hand / plain, "gradreg": own / plain})
 
 
 if __name__ == "__main__":

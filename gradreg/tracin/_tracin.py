@@ -132,7 +132,8 @@ class TracIn:
         options += [f"projection={self.spec.projection!r}"] if self.spec.projection is not None else []
         count, share = len(self.checkpoints), self.coverage.fraction
         text = ", ".join(["", *options])
-        return f"TracIn({type(self.spec.model).__name__}, {count} checkpoints, {share:.1%} of the parameters{text})"
+        counted = f"{count} checkpoint{'' if count == 1 else 's'}"
+        return f"TracIn({type(self.spec.model).__name__}, {counted}, {share:.1%} of the parameters{text})"
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

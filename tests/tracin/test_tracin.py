@@ -158,7 +158,7 @@ def test_surrounding_modes_change_nothing(mode: Any) -> None:
 
 def test_it_says_what_it_is() -> None:
     ours = tracin(toy_model(), normalize="cosine", params="2.*")
-    assert repr(ours) == "TracIn(Sequential, 1 checkpoints, 36.4% of the parameters, normalize='cosine')"
+    assert repr(ours) == "TracIn(Sequential, 1 checkpoint, 36.4% of the parameters, normalize='cosine')"
 
 
 class Watch:
