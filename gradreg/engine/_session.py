@@ -85,6 +85,7 @@ class Session:
                     differentiable=bool(self.points) or self._for_params,
                     protect=False,
                     fuse=self._only_scalar(),
+                    modules=self._modules,
                 )
             check_batch_axes(self.inner, self.batch, self._capture, self.points)
             self._state = _State(self._modules)

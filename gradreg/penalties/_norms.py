@@ -120,7 +120,7 @@ def _dot(first: Gradients, second: Gradients, leading: int) -> Tensor:
         left, right = _checked(value, name, leading), _checked(b[name], name, leading)
         with full_precision(left):
             product = left * right
-            term = product.flatten(leading).sum(leading) if product.dim() > leading else product
+            term = product.sum(tuple(range(leading, product.dim()))) if product.dim() > leading else product
             total = term if total is None else total + term
     if total is None:
         raise GradregError("There are no gradients: the mapping is empty.")
