@@ -77,7 +77,7 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
             )
         if isinstance(module, nn.EmbeddingBag) and differentiable:
             problems.append(f"{label} is an EmbeddingBag, which has no double backward; index an Embedding and sum.")
-        if any(map(nn.parameter.is_lazy, module._parameters.values())):
+        if any(p is not None and nn.parameter.is_lazy(p) for p in module._parameters.values()):
             problems.append(f"{label} is lazy and has no parameters yet; run one forward first.")
         if "FSDP" in type(module).__name__ and differentiable:
             problems.append(f"{label} is sharded (FSDP); gradients of its gradients are not supported. Use DDP.")

@@ -443,7 +443,7 @@ def test_examples_mixed_by_hand_are_refused(layer: type[nn.Linear], of: Any, wrt
         gradients(layer(3, 2).double(), torch.randn(4, 3).double(), of, wrt)
 
 
-@pytest.mark.parametrize("of", [loss(F.cross_entropy), true_logit()], ids=str)
+@pytest.mark.parametrize("of", [loss(F.cross_entropy), true_logit()], ids=["loss", "logit"])
 @pytest.mark.parametrize("label", [-1, 2])
 @pytest.mark.parametrize("count", [0, 2, 5])
 def test_labels_outside_the_classes_are_named_whoever_finds_them(of: Any, label: int, count: int) -> None:

@@ -123,7 +123,7 @@ def test_attributes_are_put_back_by_identity() -> None:
         del net.kept
         net.new = 1  # type: ignore[assignment]
         net.training = False
-    assert net.cache is first and net.kept is kept and net.training
+    assert (net.cache is first, net.kept is kept, net.training) == (True, True, True)
     assert not hasattr(net, "new")
 
 
