@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -105,7 +106,7 @@ class Objective(nn.Module):
         with open_session(model, batch, shares) as session, grad_mode() if active else nullcontext():
             if self.task is not None:
                 parts["task"] = self._task(session, batch)
-            total = parts.get("task", torch.zeros(()))
+            total = parts["task"] if parts else torch.zeros(())
             for name, (regularizer, weight) in active.items():
                 parts[name] = regularizer(model, batch)
                 total = total + weight * parts[name]
@@ -163,7 +164,7 @@ class Objective(nn.Module):
             raise
 
     def _check_finite(self, total: Tensor, parts: dict[str, Tensor]) -> None:
-        if bool(torch.isfinite(total)):
+        if math.isfinite(total.item()):
             return
         bad = {name: float(part.detach()) for name, part in parts.items() if not bool(torch.isfinite(part))}
         named = ", ".join(f"{name!r} is {value}" for name, value in bad.items()) or "the weighted sum overflows"

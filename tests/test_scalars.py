@@ -377,3 +377,12 @@ def test_different_scalars_differ() -> None:
     module = nn.CrossEntropyLoss()
     assert loss(module) == loss(module)
     assert loss(module) != loss(nn.CrossEntropyLoss())
+
+
+def test_binding_asks_the_model_every_time() -> None:
+    of, model = loss(F.cross_entropy), nn.Linear(2, 2)
+    assert bind(of, model) is bind(of, model)
+    assert bind(of, model).shift is False  # type: ignore[attr-defined]
+    model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    assert bind(of, model).shift is True  # type: ignore[attr-defined]
+    assert of == loss(F.cross_entropy)

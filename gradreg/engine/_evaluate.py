@@ -56,6 +56,23 @@ def check_targets(of: ScalarFunction, outputs: Any, batch: Batch) -> None:
         check(outputs, batch)
 
 
+def evaluate_checked(of: ScalarFunction, outputs: Any, batch: Batch, heads: int | None) -> Tensor:
+    """Return what `evaluate` does; targets are looked at first where no kernel refuses them: on other devices and under vmap.
+
+    On the CPU torch refuses wrong labels itself, and looking at them costs as much as a small layer: they are then looked at
+    for the sake of the message.
+    """
+    on_cpu = not isinstance(batch.targets, Tensor) or batch.targets.device.type == "cpu"
+    if not on_cpu or (heads or 0) >= VMAP_FROM:
+        check_targets(of, outputs, batch)
+        return evaluate(of, outputs, batch, heads)
+    try:
+        return evaluate(of, outputs, batch, heads)
+    except (IndexError, RuntimeError):
+        check_targets(of, outputs, batch)
+        raise
+
+
 def evaluate(of: ScalarFunction, outputs: Any, batch: Batch, heads: int | None) -> Tensor:
     """Return the scalars: `[n, *targets]`, with heads `[n, K, *targets]`; `of` is given one head's outputs.
 

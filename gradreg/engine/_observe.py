@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.utils import _pytree as pytree
 
-from gradreg.batch import Batch
+from gradreg.batch import Batch, substituted
 from gradreg.engine._request import Points
 from gradreg.engine._scale import is_scaled
 from gradreg.errors import CompatibilityError, GradregError, UnknownNameError, closest
@@ -117,6 +117,7 @@ def observe(
     protect: bool = True,
     fuse: ScalarFunction | None = None,
     heads_apart: bool = False,
+    modules: list[nn.Module] | None = None,
 ) -> Capture:
     """Run the model once and record the wanted points.
 
@@ -132,6 +133,7 @@ def observe(
         protect: Whether the caller's inputs are kept from layers that work in place.
         fuse: A scalar that is the only one wanted; its gradient at the features of equal heads comes with the forward.
         heads_apart: Whether heads run one by one, so that hooks inside them see ordinary tensors.
+        modules: The modules of the model without wrappers, where they are known already.
 
     Returns:
         The outputs and the recorded points.
@@ -141,12 +143,13 @@ def observe(
         CompatibilityError: If a wanted module was not called or gives no floating-point tensor.
     """
     inner = unwrap(model)
-    modules = all_modules(inner)
+    modules = all_modules(inner) if modules is None else modules
     at, shift = dict(at or {}), dict(shift or {})
     batch = usable(batch)
     capture = Capture(None, batch)
     values: dict[str, Any] = {}
-    for name, value in batch.named_inputs().items():
+    named = batch.named_inputs()
+    for name, value in named.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
         value = at.get(name, value)
@@ -156,26 +159,22 @@ def observe(
         elif protect:
             value = value.clone()  # nor the caller's
         values[name] = value + shift[name] if name in shift else value
-    named = batch.named_inputs()
     if any(value is not named[name] for name, value in values.items()):
-        capture.batch = batch.with_inputs(values)
+        capture.batch = substituted(batch, values)
     tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
     if tap is not None and heads_apart:
         tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
     if tap is not None and fuse is not None and differentiable and not at and only and not is_scaled():
         tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)
-    with ExitStack() as stack:
-        recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
-        stack.callback(recorder.remove)
+    recorder = _Recorder(points, at, shift, tap, differentiable, transformed)
+    twice = differentiable or transformed
+    try:
         recorder.attach(inner, modules)
-        stack.enter_context(tapped(tap))
-        stack.enter_context(
-            differentiable_kernels(
-                inner, twice=differentiable or transformed, written_out=differentiable, modules=modules
-            )
-        )
-        outputs = call(model, capture.batch)
+        with tapped(tap), differentiable_kernels(inner, twice=twice, written_out=differentiable, modules=modules):
+            outputs = call(model, capture.batch)
+    finally:
+        recorder.remove()
     capture.activations = recorder.named()
     capture.normalized = recorder.normalized
     capture.outputs = _outputs(outputs, points)
@@ -321,6 +320,8 @@ class _Recorder:
 
     def named(self) -> dict[str, Recorded]:
         """Return what was recorded, called `name` for a single call and `name#k` for several."""
+        if not self.points.activations:
+            return {}
         silent = [name for name in self.points.activations if name not in self.calls]
         if self.points.required & set(silent) or (silent and not self.calls):
             raise CompatibilityError(

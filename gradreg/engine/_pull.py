@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradreg.batch import substituted
 from gradreg.engine._coupling import check_uncoupled
-from gradreg.engine._evaluate import check_targets, evaluate
+from gradreg.engine._evaluate import evaluate_checked
 from gradreg.engine._observe import Capture
 from gradreg.engine._request import Points
 from gradreg.engine._scale import scaled, unscaled
@@ -75,37 +76,38 @@ def pull_with_values(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the scalars beside what `pull` returns."""
     per_head = heads if not isinstance(of, AcrossHeads) else None
-    check_targets(of, capture.outputs, capture.batch)
     own = _Direct(capture, points, per_head)
-    scalar = evaluate(of, capture.outputs, own.batch, heads)
+    scalar = evaluate_checked(of, capture.outputs, own.batch, heads)
     targets = _targets(model, capture, of, points, per_head)
+    keys = [target.key for target in targets]
     _check_coupling(scalar, targets, capture)
     leading = 1 if per_head is None else 2
     target_shape = scalar.shape[leading:]
     if scalar.requires_grad:
         rows = scalar if example is None else scalar[example : example + 1]
         alone = not target_shape or own.aliases
-        columns = None if alone else _pull_together(rows.flatten(leading), targets, per_head, differentiable)
-        if columns is None:
-            each = rows.flatten(leading).unbind(leading) if target_shape else (rows,)
-            columns = [
-                own.added(
-                    one, targets, _pull_one(one.sum(), targets, capture, per_head, differentiable), differentiable
-                )
-                for one in map(scaled, each)
-            ]
+        together = None if alone else _pull_together(rows.flatten(leading), targets, per_head, differentiable)
+        if together is not None:
+            found = dict(zip(keys, together, strict=True))
+            return scalar, {key: unscaled(value.unflatten(leading, target_shape)) for key, value in found.items()}
+        each = rows.flatten(leading).unbind(leading) if target_shape else (rows,)
+        columns = [
+            own.added(one, targets, _pull_one(one.sum(), targets, capture, per_head, differentiable), differentiable)
+            for one in map(scaled, each)
+        ]
     else:
         nothing: list[Tensor | None] = [None] * len(targets)
         columns = [nothing] * max(target_shape.numel(), 1)
     if all(value is None for column in columns for value in column):
-        warn_disconnected(of, [target.key for target in targets])
+        warn_disconnected(of, keys)
     results = {}
-    for position, target in enumerate(targets):
-        found = [column[position] for column in columns]
-        values = [_zeros(target, per_head) if value is None else value for value in found]
-        value = torch.stack(values, leading) if target_shape else values[0]
-        if target_shape:
-            value = value.reshape(*value.shape[:leading], *target_shape, *value.shape[leading + 1 :])
+    for target, column in zip(targets, zip(*columns, strict=True), strict=True):
+        values = [_zeros(target, per_head) if value is None else value for value in column]
+        # one target after the other in memory: plain copies, not strided, here and in the backward
+        value = torch.stack(values).unflatten(0, target_shape) if target_shape else values[0]
+        axes = len(target_shape)
+        if axes:
+            value = value.movedim(tuple(range(axes)), tuple(range(leading, leading + axes)))
         results[target.key] = unscaled(value)
     return scalar, results
 
@@ -121,7 +123,7 @@ class _Direct:
         self.heads = per_head or 0
         named = capture.batch.named_inputs()
         self.aliases = {name: named[name].view_as(named[name]) for name in points.inputs} if per_head else {}
-        self.batch = capture.batch.with_inputs(self.aliases) if self.aliases else capture.batch
+        self.batch = substituted(capture.batch, self.aliases) if self.aliases else capture.batch
 
     def added(
         self, scalars: Tensor, targets: list[_Target], gradients: list[Tensor | None], differentiable: bool
@@ -198,7 +200,7 @@ def _pull_one(
     found: dict[int, Tensor | None] = {}
     for target in direct:
         own, gradients = gradients[: len(target.tensors)], gradients[len(target.tensors) :]
-        found[id(target)] = _arranged(target, own, per_head)
+        found[id(target)] = _filled(target, own, per_head)
     if below and any(gradient is not None for gradient in gradients):
         points = [target.tensors[0] for target in below]
         rows = [
@@ -214,15 +216,17 @@ def _pull_one(
     return [found.get(id(target)) for target in targets]
 
 
+# The size of a result up to which its targets are pulled back together
+_TOGETHER_BYTES = 2 * 2**20
 _TOGETHER: ContextVar[bool] = ContextVar("gradreg_targets_together", default=False)
 
 
 @contextmanager
 def targets_together() -> Iterator[None]:
-    """Pull several targets back in one vmapped pass inside, where the model allows it.
+    """Pull several targets back in one vmapped pass inside, where the model allows it and the result is small.
 
     The same numbers, in fewer and larger operations: faster where layers are small (1.7 times with 10 targets, 32 examples and
-    layers of 64), equal where the arithmetic dominates.
+    layers of 64), a tenth slower where what is pulled back leaves the processor's cache; targets then go one by one.
 
     Yields:
         Nothing.
@@ -236,12 +240,14 @@ def targets_together() -> Iterator[None]:
 
 def _pull_together(
     scalars: Tensor, targets: list[_Target], per_head: int | None, differentiable: bool
-) -> list[list[Tensor | None]] | None:
-    """Return the columns of all targets `[n, (K,) T]` from one vmapped pullback, or None where it does not apply."""
+) -> list[Tensor] | None:
+    """Return `[n, (K,) T, *shape]` per target from one vmapped pullback, or None where it does not apply."""
     count = scalars.shape[-1]
     tensors = [tensor for target in targets for tensor in target.tensors]
     connected = [tensor for tensor in tensors if tensor.requires_grad]
     if not _TOGETHER.get() or count < 2 or not connected or any(target.below for target in targets):
+        return None
+    if count * sum(tensor.numel() * tensor.element_size() for tensor in connected) > _TOGETHER_BYTES:
         return None
     basis = torch.eye(count, dtype=scalars.dtype, device=scalars.device)
     basis = scaled(basis).reshape(count, *[1] * (scalars.dim() - 1), count).expand(count, *scalars.shape)
@@ -259,18 +265,11 @@ def _pull_together(
             )
     except (RuntimeError, NotImplementedError):
         return None  # an operation without a batching rule; a genuine fault is raised again one by one
-    columns: list[list[Tensor | None]] = []
-    # unbind, for the backward of taking one row fills a tensor of all
-    unbound = [None if gradient is None else gradient.unbind(0) for gradient in found]
-    for position in range(count):
-        rows = iter([None if gradient is None else gradient[position] for gradient in unbound])
-        columns.append(
-            [
-                _arranged(target, [next(rows) if tensor.requires_grad else None for tensor in target.tensors], per_head)
-                for target in targets
-            ]
-        )
-    return columns
+    if any(gradient is None for gradient in found) or len(connected) < len(tensors):
+        return None  # of what is not used there is a zero to make and perhaps a warning to give
+    rows = iter(found)
+    # example (and head) first, as views: nothing is unbound, stacked or copied
+    return [_arranged(target, [next(rows) for _ in target.tensors], per_head, batched=1) for target in targets]
 
 
 def _tensors(copies: Tensor | list[Tensor]) -> list[Tensor]:
@@ -285,21 +284,29 @@ def _cotangents(copies: Tensor | list[Tensor], gradients: list[Tensor | None]) -
     return gradients
 
 
-def _arranged(target: _Target, gradients: list[Tensor | None], per_head: int | None) -> Tensor | None:
+def _filled(target: _Target, gradients: list[Tensor | None], per_head: int | None) -> Tensor | None:
     if all(gradient is None for gradient in gradients):
         return None
-    if target.stacked and gradients[0] is not None:
-        return gradients[0].transpose(0, 1)
-    filled = [
-        gradient if gradient is not None else torch.zeros_like(tensor)
-        for gradient, tensor in zip(gradients, target.tensors, strict=True)
-    ]
-    if target.key == "outputs" or per_head is None:
-        return filled[0].movedim(target.batch_axis, 0)
-    if target.head is not None:  # an activation inside one head: the other heads do not depend on it
-        own = filled[0].movedim(target.batch_axis, 0)
+    pairs = zip(gradients, target.tensors, strict=True)
+    filled = [torch.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in pairs]
+    return _arranged(target, filled, per_head)
+
+
+def _arranged(target: _Target, gradients: list[Tensor], per_head: int | None, batched: int = 0) -> Tensor:
+    """Return `[n, (K,) *shape]`; with `batched=1`, where the target comes first, `[n, (K,) T, *shape]`."""
+    if target.stacked:
+        return gradients[0].transpose(0, 1 + batched)
+    if target.key == "outputs" and per_head is not None:
+        return gradients[0].movedim(0, 2) if batched else gradients[0]
+    if per_head is None or target.head is not None:
+        axis = target.batch_axis + batched
+        own = gradients[0].movedim(axis, 0) if axis else gradients[0]
+        if per_head is None:
+            return own
+        # an activation inside one head: the other heads do not depend on it
         return torch.stack([own if k == target.head else torch.zeros_like(own) for k in range(per_head)], 1)
-    return torch.stack(filled).transpose(0, 1)  # in memory head first, as stacked copies are: plain copies, not strided
+    # in memory head first, as stacked copies are: plain copies, not strided
+    return torch.stack(gradients).movedim(1 + batched, 0)
 
 
 def _zeros(target: _Target, per_head: int | None) -> Tensor:

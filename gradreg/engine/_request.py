@@ -57,6 +57,8 @@ class Points:
 
     def merged(self, other: Points) -> Points:
         """Return the union."""
+        if not self or not other:
+            return self or other
         activations = dict(self.activations)
         calls = {name: set(wanted) for name, wanted in self.calls.items()}
         for name, axis in other.activations.items():

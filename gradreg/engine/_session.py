@@ -57,6 +57,7 @@ class Session:
         self.points = Points()
         self._for_params = False
         self._resolved: dict[tuple[Wrt, ...], Points] = {}
+        self._bindings: list[tuple[ScalarFunction, ScalarFunction]] = []
         for of, wrt in shares:
             items = as_wrt(wrt)
             if any(isinstance(item, Params) for item in items):
@@ -66,7 +67,7 @@ class Session:
                     continue
                 raise GradregError("shares() names Params() beside points; announce them as two pairs.")
             points = self._points(items)
-            self._wanted.append((bind(of, self.inner), points))
+            self._wanted.append((self._bound(of), points))
             self.points = self.points.merged(points)
         self._modules = all_modules(self.inner)
         if _COMPATIBLE.get(model) != len(self._modules):
@@ -85,6 +86,7 @@ class Session:
                     differentiable=bool(self.points) or self._for_params,
                     protect=False,
                     fuse=self._only_scalar(),
+                    modules=self._modules,
                 )
             check_batch_axes(self.inner, self.batch, self._capture, self.points)
             self._state = _State(self._modules)
@@ -135,7 +137,7 @@ class Session:
         points = self._points(items)
         if not self.points.covers(points):
             return None
-        of = bind(of, self.inner)
+        of = self._bound(of)
         if batch is not self.batch:
             return self._with_extras(of, points, batch)
         fused = self.capture.fused
@@ -198,6 +200,13 @@ class Session:
                     "use out-of-place operations (g = g * 2 instead of g *= 2)."
                 )
         return results
+
+    def _bound(self, of: ScalarFunction) -> ScalarFunction:
+        for given, known in self._bindings:
+            if given is of:
+                return known
+        self._bindings.append((of, bind(of, self.inner)))
+        return self._bindings[-1][1]
 
     def _points(self, items: tuple[Wrt, ...]) -> Points:
         if items not in self._resolved:

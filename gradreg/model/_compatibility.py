@@ -35,7 +35,7 @@ def train_mode_batch_norms(model: nn.Module, modules: list[nn.Module] | None = N
     Returns:
         The names.
     """
-    if not any(is_batch_norm(module) for module in modules or all_modules(model)):
+    if not any(map(is_batch_norm, all_modules(model) if modules is None else modules)):
         return []
     return [name for name, module in walk(model) if is_batch_norm(module)]
 
@@ -77,7 +77,7 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
             )
         if isinstance(module, nn.EmbeddingBag) and differentiable:
             problems.append(f"{label} is an EmbeddingBag, which has no double backward; index an Embedding and sum.")
-        if any(isinstance(parameter, nn.UninitializedParameter) for parameter in module._parameters.values()):
+        if any(p is not None and nn.parameter.is_lazy(p) for p in module._parameters.values()):
             problems.append(f"{label} is lazy and has no parameters yet; run one forward first.")
         if "FSDP" in type(module).__name__ and differentiable:
             problems.append(f"{label} is sharded (FSDP); gradients of its gradients are not supported. Use DDP.")
@@ -91,6 +91,10 @@ def check_grad_possible(model: nn.Module) -> None:
     Raises:
         CompatibilityError: If a parameter was made under inference mode.
     """
+    # names are worth looking up only where there is something to tell
+    tables = [module._parameters.values() for module in all_modules(model)]
+    if not any(parameter is not None and parameter.is_inference() for table in tables for parameter in table):
+        return
     for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise CompatibilityError(

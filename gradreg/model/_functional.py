@@ -87,4 +87,6 @@ def _refresh(recurrent: list[nn.RNNBase]) -> None:
 
 def cloned_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of every buffer by its first name, for `swapped`: the originals are then never written to."""
+    if not any(module._buffers for module in all_modules(model)):
+        return {}
     return {name: getattr(places[0][0], places[0][1]).clone() for name, places in _owned(model, "_buffers").items()}

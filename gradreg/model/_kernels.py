@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -35,25 +35,27 @@ def differentiable_kernels(
     Yields:
         Nothing.
     """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        if fast_path:
-            torch.backends.mha.set_fastpath_enabled(False)
-            stack.callback(torch.backends.mha.set_fastpath_enabled, True)
+    modules = all_modules(model) if modules is None else modules
+    recurrent = twice and torch.backends.cudnn.is_available() and any(isinstance(m, nn.RNNBase) for m in modules)
+    fast_path, kernels = torch.backends.mha.get_fastpath_enabled(), attention_kernels()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
         if twice:
-            stack.enter_context(allowed_attention_kernels(MATH_ONLY))
-            if torch.backends.cudnn.is_available() and any(
-                isinstance(module, nn.RNNBase) for module in all_modules(model)
-            ):
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        if written_out:
-            stack.enter_context(written_out_norms(model, len(modules or all_modules(model))))
-        yield
+            _allow(MATH_ONLY)
+        with (
+            torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
+            written_out_norms(model, len(modules)) if written_out else nullcontext(),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        if twice:
+            _allow(kernels)
 
 
 def attention_kernels() -> tuple[bool, ...]:
     """Return which kernels of scaled dot-product attention are allowed: flash, memory-efficient, cuDNN, math."""
-    return tuple(enabled() for _, enabled in _switches())
+    return tuple([enabled() for _, enabled in _SWITCHES])
 
 
 @contextmanager
@@ -68,19 +70,20 @@ def allowed_attention_kernels(kernels: tuple[bool, ...]) -> Iterator[None]:
     """
     before = attention_kernels()
     try:
-        for (switch, _), enabled in zip(_switches(), kernels, strict=True):
-            switch(enabled)
+        _allow(kernels)
         yield
     finally:
-        for (switch, _), enabled in zip(_switches(), before, strict=True):
-            switch(enabled)
+        _allow(before)
 
 
-def _switches() -> tuple[tuple[Callable[[bool], None], Callable[[], bool]], ...]:
-    backends = torch.backends.cuda
-    return (
-        (backends.enable_flash_sdp, backends.flash_sdp_enabled),
-        (backends.enable_mem_efficient_sdp, backends.mem_efficient_sdp_enabled),
-        (backends.enable_cudnn_sdp, backends.cudnn_sdp_enabled),
-        (backends.enable_math_sdp, backends.math_sdp_enabled),
-    )
+def _allow(kernels: tuple[bool, ...]) -> None:
+    for (switch, _), enabled in zip(_SWITCHES, kernels, strict=True):
+        switch(enabled)
+
+
+_SWITCHES: tuple[tuple[Callable[[bool], None], Callable[[], bool]], ...] = (
+    (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled),
+    (torch.backends.cuda.enable_mem_efficient_sdp, torch.backends.cuda.mem_efficient_sdp_enabled),
+    (torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled),
+    (torch.backends.cuda.enable_math_sdp, torch.backends.cuda.math_sdp_enabled),
+)

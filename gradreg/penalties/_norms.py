@@ -112,15 +112,17 @@ def check_eps(eps: float) -> None:
 
 
 def _dot(first: Gradients, second: Gradients, leading: int) -> Tensor:
-    a, b = _named(first), _named(second)
+    a = _named(first)
+    b = a if second is first else _named(second)
     if a.keys() != b.keys():
         raise GradregError(f"The gradients have different keys: {sorted(a)} and {sorted(b)}.")
     total: Tensor | None = None
     for name, value in a.items():
-        left, right = _checked(value, name, leading), _checked(b[name], name, leading)
+        left = _checked(value, name, leading)
         with full_precision(left):
-            product = left * right
-            term = product.flatten(leading).sum(leading) if product.dim() > leading else product
+            # a square has one way back where a product of two has two
+            product = left.square() if b is a else left * _checked(b[name], name, leading)
+            term = product.sum(tuple(range(leading, product.dim()))) if product.dim() > leading else product
             total = term if total is None else total + term
     if total is None:
         raise GradregError("There are no gradients: the mapping is empty.")

@@ -42,7 +42,13 @@ class Loss:
 
     def bind(self, model: nn.Module) -> Loss:
         """Decide whether outputs are shifted against the labels, from the model."""
-        return replace(self, shift=is_causal_language_model(model)) if self.shift == "auto" else self
+        if self.shift != "auto":
+            return self
+        causal = is_causal_language_model(model)
+        bound: dict[bool, Loss] = vars(self).setdefault("_bound", {})  # asked at every step, with the same answer
+        if causal not in bound:
+            bound[causal] = replace(self, shift=causal)
+        return bound[causal]
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the scalars, `[n]` or `[n, *targets]`."""

@@ -441,3 +441,14 @@ class _Centered(nn.Linear):
 def test_examples_mixed_by_hand_are_refused(layer: type[nn.Linear], of: Any, wrt: Any) -> None:
     with pytest.raises(CoupledExamplesError):
         gradients(layer(3, 2).double(), torch.randn(4, 3).double(), of, wrt)
+
+
+@pytest.mark.parametrize("of", [loss(F.cross_entropy), true_logit()], ids=["loss", "logit"])
+@pytest.mark.parametrize("label", [-1, 2])
+@pytest.mark.parametrize("count", [0, 2, 5])
+def test_labels_outside_the_classes_are_named_whoever_finds_them(of: Any, label: int, count: int) -> None:
+    heads = [nn.Linear(3, 2) for _ in range(count)]
+    model = SharedBase(nn.Linear(3, 3), heads) if heads else nn.Linear(3, 2)
+    batch = Batch(torch.randn(3, 3), torch.tensor([0, label, 1]))
+    with pytest.raises(ScalarError, match=f"Label {label} of example 1"):
+        gradients(model, batch, of, Inputs())

@@ -96,3 +96,35 @@ def test_the_loop_where_vmap_is_refused(make: Callable[[], nn.Module]) -> None:
     model, x = make().double(), torch.randn(3, 4, dtype=torch.float64)
     found, alone = both(model, x, gr.Inputs())
     assert_same(found, alone)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_large_results_are_pulled_one_by_one(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradreg.engine import _pull
+
+    batched: list[bool] = []
+    grad = torch.autograd.grad
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        batched.append(kwargs.get("is_grads_batched", False))
+        return grad(*args, **kwargs)
+
+    size = 4 * 6 * 3 * 8  # targets, examples, entries, bytes
+    monkeypatch.setattr(_pull, "_TOGETHER_BYTES", size if together else size - 1)
+    net, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double(), torch.randn(6, 3).double()
+    alone = gr.gradients(net, x, ALL, gr.Inputs())
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    with targets_together():
+        assert_same(gr.gradients(net, x, ALL, gr.Inputs()), alone)
+    assert batched == ([True] if together else [False] * 4)
+
+
+def test_what_is_not_used_has_gradient_zero() -> None:
+    net = nn.Bilinear(3, 3, 4).double()
+    net.forward = lambda a, b: net.weight.sum((1, 2)) * a.sum(1, keepdim=True)  # type: ignore[method-assign, assignment]
+    batch = gr.Batch((torch.randn(2, 3).double(), torch.randn(2, 3).double()))
+    alone = gr.gradients(net, batch, ALL, gr.Inputs())
+    with targets_together():
+        found = gr.gradients(net, batch, ALL, gr.Inputs())
+    assert_same(found, alone)
+    assert not found["1"].any()

@@ -112,3 +112,29 @@ def test_preserved_runs_leave_no_trace(case: zoo.Case) -> None:
     assert identities(model) == before
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(buffer, values[name]) for name, buffer in model.named_buffers())
+
+
+def test_attributes_are_put_back_by_identity() -> None:
+    net = nn.Linear(2, 2)
+    first, kept = torch.zeros(2), torch.zeros(2)
+    net.cache, net.kept = first, kept  # type: ignore[assignment]
+    with preserved(net, set()):
+        net.cache = torch.zeros(2)  # equal, but another tensor
+        del net.kept
+        net.new = 1  # type: ignore[assignment]
+        net.training = False
+    assert (net.cache is first, net.kept is kept, net.training) == (True, True, True)
+    assert not hasattr(net, "new")
+
+
+def drawn_then_failed() -> None:
+    torch.rand(3)
+    raise ZeroDivisionError
+
+
+def test_random_streams_are_put_back_after_a_fault() -> None:
+    net = nn.Linear(2, 2)
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), preserved(net, set()):
+        drawn_then_failed()
+    assert torch.equal(torch.get_rng_state(), before)
