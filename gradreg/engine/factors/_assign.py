@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from gradreg.engine.factors._axes import CallAxes
-from gradreg.engine.factors._closed_forms import closed_form
+from gradreg.engine.factors._closed_forms import CHANNELS_SECOND, closed_form
 from gradreg.engine.factors._record import Call
 
 OUTSIDE = "it is used outside of the modules that hold parameters"
@@ -63,7 +63,7 @@ def assign(
                 break
             chosen[call.key] = call
         else:
-            found.rules[name] = _add(found, name, parameter, list(chosen.values()))
+            found.rules[name] = _add(found, name, parameter, list(chosen.values()), axes)
     return found
 
 
@@ -84,9 +84,15 @@ def _serving(
     return None, obstacles[0] if obstacles else OUTSIDE
 
 
-def _add(found: Assignment, name: str, parameter: nn.Parameter, chosen: list[Call]) -> list[str]:
+def _add(
+    found: Assignment,
+    name: str,
+    parameter: nn.Parameter,
+    chosen: list[Call],
+    axes: Mapping[tuple[str, int], CallAxes | None],
+) -> list[str]:
     """Enter the calls of a parameter; what lies inside of a module that is pulled back as a whole counts there."""
-    attributes = {call.key: _own_attribute(call, parameter) for call in chosen}
+    attributes = {call.key: _own_attribute(call, axes[call.key], parameter) for call in chosen}
     whole = [call for call in chosen if attributes[call.key] is None]
     rules = []
     for call in chosen:
@@ -107,9 +113,15 @@ def _inside(call: Call, other: Call) -> bool:
     return other.start <= call.start and call.end <= other.end
 
 
-def _own_attribute(call: Call, parameter: nn.Parameter) -> str | None:
-    """Return the attribute that holds the parameter, if the module has a closed form."""
+def _own_attribute(call: Call, axes: CallAxes | None, parameter: nn.Parameter) -> str | None:
+    """Return the attribute that holds the parameter, if the module has a closed form for where the examples are."""
     if closed_form(call.module) is None:
+        return None
+    if (
+        isinstance(call.module, CHANNELS_SECOND)
+        and axes is not None
+        and any(axis.position for axis in axes.inputs if axis)
+    ):
         return None
     return next((key for key, own in call.module._parameters.items() if own is parameter), None)
 

@@ -17,6 +17,10 @@ class Axis:
     position: int
     per_example: int = 1
 
+    def fits(self, shape: tuple[int, ...], rows: int) -> bool:
+        """Whether a shape has room for `rows` examples here."""
+        return self.position < len(shape) and shape[self.position] == rows * self.per_example
+
 
 @dataclass(frozen=True)
 class CallAxes:
@@ -30,6 +34,14 @@ class CallAxes:
         """The number of places per example, None where leaves differ in it or none is batched."""
         found = {axis.per_example for axis in (*self.inputs, *self.outputs) if axis is not None}
         return found.pop() if len(found) == 1 else None
+
+    def fit(self, call: Call, rows: int) -> bool:
+        """Whether a call with `rows` examples has its examples at these places."""
+        outputs = zip(call.outputs, self.outputs, strict=False)
+        pairs = [*zip(_shapes(call.inputs), self.inputs, strict=False), *outputs]
+        if len(pairs) != len(call.inputs) + len(call.outputs) or len(pairs) != len(self.inputs) + len(self.outputs):
+            return False
+        return all(axis is None or (shape is not None and axis.fits(shape, rows)) for shape, axis in pairs)
 
 
 def axes_of(three: Call, two: Call) -> CallAxes | None:

@@ -20,6 +20,9 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
+# Layers whose second axis is that of channels: their closed forms want the examples on the first
+CHANNELS_SECOND = (*_CONVOLUTIONS, *_TRANSPOSED, *_BATCH_NORMS, *_INSTANCE_NORMS, nn.GroupNorm)
+
 
 def closed_form(module: nn.Module) -> tuple[str, Form] | None:
     """Return the name and the closed form of a module, or None where it has none.

@@ -14,10 +14,11 @@ from gradreg.engine._pull import warn_disconnected
 from gradreg.engine._request import Request
 from gradreg.engine.factors._assign import Assignment, assign
 from gradreg.engine.factors._factors import Coverage, Factors
-from gradreg.engine.factors._forward import Layout, run_forward
-from gradreg.engine.factors._layout import lay_out
+from gradreg.engine.factors._forward import Layout, Pass, run_forward
+from gradreg.engine.factors._layout import DIFFERS, lay_out
 from gradreg.engine.factors._pieces import Piece, dense
 from gradreg.engine.factors._rules import pieces_by_parameter
+from gradreg.engine.factors._verify import disagreeing, row_weights, weighted_truth
 from gradreg.model import devices_of, preserved, walk
 from gradreg.scalars import scalar_key
 
@@ -41,10 +42,14 @@ def collect(request: Request, fallback: Fallback, *, each_target: bool = False, 
         return _all_fallen_back(request, fallback, each_target, refusal)
     known = _LAYOUTS.setdefault(request.inner, {})
     key = _layout_key(request)
+    of_these_shapes = (*key, _shapes_key(request))
+    if of_these_shapes in known:
+        key = of_these_shapes
     if key not in known:
         known[key] = lay_out(request)
     found = _pieces_of(request, known[key], each_target)
-    if found is None:  # other calls than those that were looked at: data-dependent models
+    if found is None:  # other calls than those that were looked at, or examples elsewhere: shapes or data decide
+        key = of_these_shapes
         known[key] = lay_out(request)
         found = _pieces_of(request, known[key], each_target, strict=False)
         assert found is not None
@@ -76,18 +81,42 @@ def _pieces_of(
     request: Request, layout: Layout, each_target: bool, *, strict: bool = True
 ) -> tuple[dict[str, list[Piece]], Assignment, torch.Size] | None:
     """Return pieces by parameter, who gave them, and the number of targets; None where unknown calls took place."""
-    inner = request.inner
+    inner, n = request.inner, len(request.batch)
     with grad_mode(), preserved(inner, devices_of(inner)):
         run = run_forward(request, request.batch, layout)
-        if strict and not run.calls.keys() <= layout.axes.keys():
+        known = {key: axes for key, axes in layout.axes.items() if key in run.calls}
+        axes = {key: found if found is None or found.fit(run.calls[key], n) else None for key, found in known.items()}
+        if strict and not (run.calls.keys() <= axes.keys() and axes == known):
             return None
-        assignment = assign(run.used, run.calls, layout.axes, request.params)
+        assignment = assign(run.used, run.calls, axes, request.params)
         for name, reason in layout.refused.items():
             _withdraw(assignment, name, reason)
         if not any(run.used.values()):
             warn_disconnected(request.of, request.params)
+        doubted = _doubted(request, run, assignment, layout)
+        scalars = run.scalars.reshape(n, -1) if each_target else run.scalars.reshape(n, -1).sum(1)
+        weights = row_weights(scalars)
+        truth = weighted_truth(scalars, weights, doubted) if doubted else {}
         pieces = pieces_by_parameter(request, run, assignment, layout, each_target)
+        for name in disagreeing(pieces, weights, truth):
+            layout.refused[name] = DIFFERS
+            _withdraw(assignment, name, DIFFERS)
+        layout.unseen -= {name for name, value in truth.items() if value.any()}
     return pieces, assignment, run.scalars.shape[1:]
+
+
+def _doubted(request: Request, run: Pass, assignment: Assignment, layout: Layout) -> dict[str, nn.Parameter]:
+    """Return the parameters whose rules are compared with autograd on the batch itself.
+
+    All of them where the data decide where examples are, or where a module runs a second time, with other random numbers
+    perhaps; else those that earlier batches told nothing about.
+    """
+    every = run.moving or any(assignment.local.values())
+    return {
+        name: parameter
+        for name, parameter in request.params.items()
+        if name not in assignment.unserved and run.used[name] and (every or name in layout.unseen)
+    }
 
 
 def _withdraw(assignment: Assignment, name: str, reason: str) -> None:
@@ -103,7 +132,13 @@ def _layout_key(request: Request) -> tuple[object, ...]:
     modules = tuple((id(module), module.training) for _, module in walk(request.inner))
     inputs = request.batch.named_inputs().items()
     kinds = tuple((name, getattr(value, "dtype", None), getattr(value, "ndim", None)) for name, value in inputs)
-    return (*scalar_key(request.of), modules, kinds, tuple(request.params))
+    # of one or two examples less can be learned than of three
+    return (*scalar_key(request.of), modules, kinds, tuple(request.params), min(len(request.batch), 3))
+
+
+def _shapes_key(request: Request) -> tuple[object, ...]:
+    inputs = request.batch.named_inputs().values()
+    return tuple(tuple(value.shape[1:]) if isinstance(value, Tensor) else None for value in inputs)
 
 
 def _coverage(request: Request, assignment: Assignment, layout: Layout) -> tuple[Coverage, ...]:

@@ -1,4 +1,4 @@
-"""Which nodes of a graph use a parameter."""
+"""Which nodes of a graph use a parameter, and whether some may move examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 
 def now() -> int:
@@ -15,8 +16,30 @@ def now() -> int:
     return number
 
 
-def consumers(scalars: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, list[int]]:
-    """Return, for every parameter, the numbers of the nodes of the graph of `scalars` that read it."""
+# What puts entries in other places, many by the values of indices: routing to experts, sorting by length
+_MOVING = (
+    "Index",
+    "Gather",
+    "Scatter",
+    "Sort",
+    "Topk",
+    "Masked",
+    "Take",
+    "Put",
+    "Stack",
+    "Unbind",
+    "Split",
+    "Flip",
+    "Roll",
+)
+
+
+def consumers(scalars: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, list[int]], bool]:
+    """Return, for every parameter, the numbers of the nodes of the graph of `scalars` that read it.
+
+    And whether the graph has nodes that may move examples to other places, which places depending on the data.
+    """
+    moving = False
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, list[int]] = {name: [] for name in parameters}
     root = scalars.grad_fn
@@ -33,8 +56,9 @@ def consumers(scalars: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[s
                     found[name].append(node._sequence_nr())
             elif child not in seen:
                 seen.add(child)
+                moving = moving or child.name().startswith(_MOVING) or isinstance(child, BackwardCFunction)
                 stack.append(child)
-    return found
+    return found, moving
 
 
 def within(numbers: Iterable[int], start: int, end: int) -> bool:

@@ -25,27 +25,38 @@ class Layout:
 
     Attributes:
         axes: By call.
-        expanded: Calls whose input, the same for all examples, is repeated.
+        expanded: Calls whose input, the same for all examples, is repeated: along its leading axis of length one, or along
+            a new one.
         refused: From the name of a parameter to the reason why the rules do not serve it.
         looped: Calls whose module vmap refuses: pulled back one example at a time.
         everywhere: Whether all modules are recorded, not only those that hold parameters: where one is used by a module
             that does not hold it.
+        unseen: Parameters whose gradients were zero in all comparisons with autograd, so that nothing is known of them.
     """
 
     axes: dict[tuple[str, int], CallAxes | None] = field(default_factory=dict)
-    expanded: set[tuple[str, int]] = field(default_factory=set)
+    expanded: dict[tuple[str, int], bool] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     looped: set[tuple[str, int]] = field(default_factory=set)
     everywhere: bool = False
+    unseen: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Pass:
-    """One forward with what it recorded."""
+    """One forward with what it recorded.
+
+    Attributes:
+        calls: Of modules.
+        scalars: `[n, *targets]`.
+        used: From parameter to the numbers of the nodes that read it.
+        moving: Whether examples may be at other places inside, depending on the data.
+    """
 
     calls: dict[tuple[str, int], Call]
     scalars: Tensor
     used: dict[str, list[int]]
+    moving: bool
 
 
 def run_forward(request: Request, batch: Batch, layout: Layout) -> Pass:
@@ -66,7 +77,7 @@ def run_forward(request: Request, batch: Batch, layout: Layout) -> Pass:
         )
     check_uncoupled(scalars, request.params.values(), capture.normalized, "the parameters")
     scalars = scalars.sum(1) if request.over_heads else scalars
-    return Pass(dict(calls), scalars, consumers(scalars, request.params))
+    return Pass(dict(calls), scalars, *consumers(scalars, request.params))
 
 
 def _watched(request: Request, everywhere: bool) -> dict[str, nn.Module]:

@@ -14,9 +14,10 @@ from gradreg.engine.factors._axes import CallAxes, axes_of
 from gradreg.engine.factors._closed_forms import closed_form
 from gradreg.engine.factors._forward import Layout, run_forward
 from gradreg.engine.factors._rules import pieces_by_parameter
+from gradreg.engine.factors._verify import close
 from gradreg.model import devices_of, preserved, walk
 
-_DIFFERS = "on a probe the rules of layers and autograd disagree"
+DIFFERS = "on a probe the rules of layers and autograd disagree"
 
 
 def lay_out(request: Request) -> Layout:
@@ -28,7 +29,7 @@ def lay_out(request: Request) -> Layout:
     _repeat_what_is_the_same(request, three, two, layout)
     unserved = _compare(request, three, layout)
     if unserved:
-        wider = Layout(expanded=set(layout.expanded), everywhere=True)
+        wider = Layout(expanded=dict(layout.expanded), everywhere=True)
         wider.axes = _axes(request, three, two, wider)
         if _compare(request, three, wider) < unserved:
             return wider
@@ -39,16 +40,20 @@ def _repeat_what_is_the_same(request: Request, three: Batch, two: Batch, layout:
     """Find calls whose argument is the same for all examples, and repeat it where the model does not mind."""
     inner = request.inner
     with grad_mode(), preserved(inner, devices_of(inner)):
-        plain = run_forward(request, three, layout).scalars
+        plain = run_forward(request, three, layout)
     for key in _same_for_all(request, three, two, layout):
-        trial = Layout(expanded={*layout.expanded, key})
-        with grad_mode(), preserved(inner, devices_of(inner)):
-            try:
-                repeated = run_forward(request, three, trial).scalars
-            except (RuntimeError, ValueError, IndexError, TypeError):
-                continue  # the model wants this tensor as it is
-        if repeated.shape == plain.shape and _close(repeated, plain):
-            layout.expanded.add(key)
+        tensors = [leaf for leaf in plain.calls[key].inputs if isinstance(leaf, Tensor)]
+        leading = all(tensor.dim() > 0 and len(tensor) == 1 for tensor in tensors)
+        for along_leading in (True, False) if leading else (False,):
+            trial = Layout(expanded={**layout.expanded, key: along_leading})
+            with grad_mode(), preserved(inner, devices_of(inner)):
+                try:
+                    repeated = run_forward(request, three, trial).scalars
+                except (RuntimeError, ValueError, IndexError, TypeError):
+                    continue  # the model wants this tensor as it is
+            if repeated.shape == plain.scalars.shape and close(repeated, plain.scalars):
+                layout.expanded = trial.expanded
+                break
     layout.axes = _axes(request, three, two, layout)
 
 
@@ -85,24 +90,15 @@ def _compare(request: Request, three: Batch, layout: Layout) -> int:
         truth: list[tuple[Tensor, ...]] = []
         if wanted:
             for scalar in run.scalars.reshape(3, -1).sum(1):
-                truth.append(
-                    torch.autograd.grad(scalar, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
-                )
+                row = torch.autograd.grad(scalar, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+                truth.append(tuple(g.to_dense() if g.is_sparse else g for g in row))
         pieces = pieces_by_parameter(request, run, assignment, layout, each_target=False)
     scale = max((float(g.abs().max()) for row in truth for g in row if g.numel()), default=0.0)
     for i, name in enumerate(names):
         expected = torch.stack([row[i] for row in truth])
         found = sum((piece.dense() for piece in pieces[name][1:]), pieces[name][0].dense())
-        if not _close(found, expected, scale):
-            layout.refused[name] = _DIFFERS
+        if not close(found, expected, scale):
+            layout.refused[name] = DIFFERS
+        elif run.used[name] and not expected.any():
+            layout.unseen.add(name)
     return len(assignment.unserved) + len(layout.refused)
-
-
-def _close(found: Tensor, expected: Tensor, scale: float = 0.0) -> bool:
-    found, expected = found.detach(), expected.detach()
-    eps = torch.finfo(expected.dtype).eps
-    if not expected.numel():
-        return True
-    largest = float(expected.abs().max())
-    difference = float((found.to(expected) - expected).abs().max())
-    return difference <= float(eps**0.6) * largest + 100 * float(eps) * scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,7 @@ class Call:
 
 @contextmanager
 def recorded(
-    modules: Mapping[str, nn.Module], expanded: Collection[tuple[str, int]], rows: int
+    modules: Mapping[str, nn.Module], expanded: Mapping[tuple[str, int], bool], rows: int
 ) -> Iterator[dict[tuple[str, int], Call]]:
     """Record the calls of modules in the forward inside.
 
@@ -73,7 +73,7 @@ def recorded(
     Args:
         modules: By name.
         expanded: Calls whose input is the same for all examples: it is repeated for every example, so that gradients of
-            examples can be told apart.
+            examples can be told apart; along its leading axis if the value is true, else along a new one.
         rows: The number of examples.
 
     Yields:
@@ -102,7 +102,7 @@ def _hooks(
     calls: dict[tuple[str, int], Call],
     counts: dict[str, int],
     running: list[Call],
-    expanded: Collection[tuple[str, int]],
+    expanded: Mapping[tuple[str, int], bool],
     rows: int,
 ) -> tuple[Any, Any, Any]:
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -116,7 +116,8 @@ def _hooks(
         if (name, index) not in expanded:
             call.note_versions()
             return None
-        call.inputs = [_repeated(leaf, rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leading = expanded[name, index]
+        call.inputs = [_repeated(leaf, rows, leading) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call.note_versions()
         return pytree.tree_unflatten(call.inputs, structure)
 
@@ -140,8 +141,8 @@ def _hooks(
     return before, see, after
 
 
-def _repeated(tensor: Tensor, rows: int) -> Tensor:
+def _repeated(tensor: Tensor, rows: int, leading: bool) -> Tensor:
     """Give a tensor that is the same for all examples an axis of examples."""
-    if tensor.dim() > 0 and tensor.shape[0] == 1:
-        tensor = tensor[0]
-    return tensor.unsqueeze(0).expand(rows, *tensor.shape)
+    if not leading:
+        return tensor.unsqueeze(0).expand(rows, *tensor.shape)
+    return tensor.expand(rows, *tensor.shape[1:]) if len(tensor) == 1 else tensor

@@ -65,6 +65,7 @@ def build_index(
             found.refuse_other(Manifest(source.identity(), replace(found.layout, **source.fixed_layout())), folder)
             return GradientIndex(folder, spec, rows, found, memory=memory, collate=collate)
         _refuse_size(source, row_bytes, limit, projected=spec.projection is not None)
+        _make(folder)
         manifest = Manifest(source.identity(), _layout(source, row_bytes, shard_rows)).write_or_read(folder)
         with tqdm(desc="Index", unit="shard", disable=None if spec.show_progress else True) as bar:
 
@@ -74,6 +75,16 @@ def build_index(
 
             build(source, folder, manifest, workers=workers, report=report)
     return GradientIndex(folder, spec, rows, manifest, memory=memory, collate=collate)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise GradregError(
+            f"The folder {folder} of the index cannot be made ({problem.strerror}). Nothing was computed: give a path that is no "
+            "file, in a place that may be written to."
+        ) from problem
 
 
 def _layout(source: TracInSource, row_bytes: int, shard_rows: int | None) -> Layout:

@@ -312,3 +312,11 @@ print(index.nbytes / 2**20, seen[4], max(seen[5:]))
     assert size > 15
     assert late < early + 0.4 * size  # were the shards mapped, or anything kept, all of them would be resident
     assert late < 1.05 * early
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_work(tmp_path, toy):
+    (tmp_path / "file").write_text("kept")
+    for path in (tmp_path / "file", tmp_path / "file" / "index"):
+        with pytest.raises(GradregError, match="cannot be made"):
+            tracin().index(toy[0], path)
+    assert (tmp_path / "file").read_text() == "kept"
