@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "study": Command(
         "gradreg.experiments.studies.job",
-        "reproduce published behaviour of a regularizer over several seeds",
+        "reproduce published behavior of regularizers over several seeds",
         needs=("hydra", "sklearn", "matplotlib"),
         config="study",
         interrupted="The same command starts the study anew.",

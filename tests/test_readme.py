@@ -68,7 +68,7 @@ COMMANDS = [
     line
     for block in blocks("sh")
     for line in block.splitlines()
-    if re.match("gradreg (train|check|index|query) ", line)
+    if re.match("gradreg (train|study|check|index|query) ", line)
 ]
 
 
@@ -78,9 +78,13 @@ def test_commands_compose(command: str, tmp_path: Path) -> None:
     words = [word.replace("seed=0,1,2", "seed=0") for word in words]
     run = call(tmp_path, *words, "--cfg", "job")
     assert run.returncode == 0, run.stderr
-    assert {"train": "batch_size", "check": "examples", "index": "shard_rows", "query": "image_shape"}[
-        words[0]
-    ] in run.stdout
+    assert {
+        "train": "batch_size",
+        "study": "learning_rate",
+        "check": "examples",
+        "index": "shard_rows",
+        "query": "image_shape",
+    }[words[0]] in run.stdout
 
 
 def test_every_command_is_in_the_table() -> None:
