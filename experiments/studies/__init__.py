@@ -1,4 +1,4 @@
-"""Published behaviour of the regularizers, reproduced offline: one study per file, run by `gradreg study`."""
+"""Published behavior of the regularizers, reproduced offline: one study per file, run by `gradreg study`."""
 
 from gradreg.experiments.studies.irm_colored_digits import IRMColoredDigits
 from gradreg.experiments.studies.jacobian_noise_digits import JacobianNoiseDigits

@@ -1,4 +1,4 @@
-"""What a study is: published behaviour reproduced over seeds, with the baseline beside the method."""
+"""What a study is: published behavior reproduced over seeds, with the baseline beside the method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gradreg study`: published behaviour of a regularizer, reproduced over seeds in a minute or two."""
+"""`gradreg study`: published behavior of a regularizer, reproduced over seeds in a minute or two."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _outcome(study: Study, scores: Scores) -> str:
 
 
 def markdown(study: Study, results: Mapping[str, Any]) -> str:
-    """Write the table: mean ± standard deviation over seeds, and on how many seeds the published behaviour shows."""
+    """Write the table: mean ± standard deviation over seeds, and on how many seeds the published behavior shows."""
     scores, seeds = results["scores"], results["seeds"]
     columns = list(dict.fromkeys(column for row in scores.values() for column in row))
     rows = [[name, *(spread(row.get(column, []), study.number) for column in columns)] for name, row in scores.items()]
