@@ -57,6 +57,11 @@ def as_penalty(regularizer: Any) -> Penalty:
         as_wrt(wrt)  # refuses what is no description
         items = wrt if isinstance(wrt, (tuple, list)) else (wrt,)
         return Penalty(f"({', '.join([_name(of), *map(_name, items)])})", Quadratic(of, wrt))
+    if type(regularizer).__module__.startswith("gradreg.scalars"):
+        raise GradregError(
+            f"{regularizer!r} is a scalar to differentiate, no penalty; give a pair with what it is differentiated with respect "
+            "to, such as (of, gr.Inputs()), or a regularizer."
+        )
     if isinstance(regularizer, nn.Module):
         return Penalty(
             _name(regularizer), _unchecked(regularizer), regularizer, not hasattr(regularizer, "needs_targets")

@@ -257,6 +257,7 @@ def test_a_function_gets_the_batch_as_it_was_given() -> None:
     ("regularizer", "match"),
     [
         (3, "cannot be diagnosed"),
+        (gr.logit(0), "give a pair"),
         ((gr.logit(0), "inputs"), "wrt holds"),
         (lambda m, b: m(b), "real scalar"),
         ((gr.logit(9), gr.Inputs()), "9"),
