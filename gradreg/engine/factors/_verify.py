@@ -41,9 +41,9 @@ def disagreeing(pieces: Mapping[str, list[Piece]], weights: Tensor, truth: Mappi
         if any(count != weights.numel() for count in rows):
             names.append(name)
             continue
-        found = sum(_weighted(piece, weights.reshape(-1)) for piece in pieces[name])
+        found = sum(_weighted(piece, weights.reshape(-1)).reshape(expected.shape) for piece in pieces[name])
         assert isinstance(found, Tensor)
-        if not close(found.reshape(expected.shape), expected, scale, _SINGLE):
+        if not close(found, expected, scale, _SINGLE):
             names.append(name)
     return names
 
