@@ -103,7 +103,7 @@ class TracIn:
         normalize: Literal[False, "cosine", "relatif"] = False,
         projection: Projection | None = None,
         update: Literal["gradient", "optimizer"] = "gradient",
-        memory: int | str = "1 GiB",
+        memory: int | str = "2 GiB",
         chunk_size: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         show_progress: bool = True,
