@@ -91,12 +91,12 @@ def wasserstein(outputs: Tensor, targets: Tensor) -> Tensor:
 def of_pairs(kind: str, gradients: list[Tensor]) -> Tensor:
     cosines = [F.cosine_similarity(a, b, dim=1) for a, b in combinations(gradients, 2)]
     if kind == "coherence":
-        return sum(c.exp() for c in cosines).log().mean()  # type: ignore[union-attr]
+        return sum(c.exp() for c in cosines).log().mean()
     if kind == "smooth":
         squares = sum(g.square().sum(1).mean() for g in gradients) / len(gradients)
         return sum(c.abs().mean() for c in cosines) / len(cosines) + 2 * squares
     total = sum(c.square().mean() for c in cosines)
-    return total / len(cosines) if kind == "mean" else total  # type: ignore[return-value]
+    return total / len(cosines) if kind == "mean" else total
 
 
 def heads_at_features() -> Contest:
@@ -143,7 +143,7 @@ def irm() -> Contest:
             mask, scale = batch.groups == e, torch.ones((), requires_grad=True)
             risk = F.cross_entropy(outputs[mask] * scale, batch.targets[mask])
             total = total + torch.autograd.grad(risk, scale, create_graph=True)[0].square()
-        return total / ENVIRONMENTS  # type: ignore[return-value]
+        return total / ENVIRONMENTS
 
     return Contest(R.IRMv1(), model, batch, by_hand, several=True, input_grad=False)
 
@@ -160,9 +160,9 @@ def environment_gradients(kind: str) -> Callable[[], Contest]:
             if kind == "variance":
                 means = [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
                 squares = [(g - m).square().sum() for row in rows for g, m in zip(row, means, strict=True)]
-                return sum(squares) / ENVIRONMENTS  # type: ignore[return-value]
+                return sum(squares) / ENVIRONMENTS
             pairs = list(combinations(rows, 2))
-            return -sum((a * b).sum() for one, two in pairs for a, b in zip(one, two, strict=True)) / len(pairs)  # type: ignore[return-value]
+            return -sum((a * b).sum() for one, two in pairs for a, b in zip(one, two, strict=True)) / len(pairs)
 
         penalty = R.IGA() if kind == "variance" else R.Fish()
         return Contest(penalty, model, batch, by_hand, several=True, input_grad=False)
@@ -195,7 +195,7 @@ def gradient_norm() -> Contest:
         found = torch.autograd.grad(
             F.cross_entropy(outputs, batch.targets), list(model.parameters()), create_graph=True
         )
-        return (sum(g.square().sum() for g in found) + 1e-12).sqrt()  # type: ignore[union-attr, operator]
+        return (sum(g.square().sum() for g in found) + 1e-12).sqrt()
 
     return Contest(R.GradientNorm(), model, batch, by_hand, input_grad=False)
 
@@ -233,7 +233,7 @@ def gradient_matching() -> Contest:
             for a, b in zip(ours, theirs, strict=True):
                 if a.dim() > 1:
                     total = total + (1 - F.cosine_similarity(a, b, dim=1)).sum()
-        return total  # type: ignore[return-value]
+        return total
 
     return Contest(R.GradientMatching(real=real), model, batch, by_hand, several=True, input_grad=False)
 
@@ -276,7 +276,7 @@ def right_reasons() -> Contest:
 def jacobian() -> Contest:
     def by_hand(x: Tensor, outputs: Tensor) -> Tensor:
         rows = [of_inputs(outputs[:, c].sum(), x).square().sum(1).mean() for c in range(CLASSES)]
-        return sum(rows) / 2  # type: ignore[return-value]
+        return sum(rows) / 2
 
     return Contest(R.JacobianNorm(), classifier(), data(), by_hand, several=True)
 
@@ -287,7 +287,7 @@ def contractive() -> Contest:
 
     def by_hand(x: Tensor, outputs: Tensor) -> Tensor:
         vectors = batch.extras["projections"].unbind(1)
-        return sum(of_inputs((outputs * v).sum(), x).square().sum(1).mean() for v in vectors) / PROJECTIONS  # type: ignore[return-value]
+        return sum(of_inputs((outputs * v).sum(), x).square().sum(1).mean() for v in vectors) / PROJECTIONS
 
     penalty = R.ContractivePenalty(projections=PROJECTIONS)
     return Contest(penalty, encoder, batch, by_hand, wasserstein, several=True)
@@ -340,7 +340,7 @@ def sobolev() -> Contest:
     def by_hand(x: Tensor, outputs: Tensor) -> Tensor:
         given = batch.extras["derivatives"]
         rows = [(of_inputs(outputs[:, c].sum(), x) - given[:, c]).square().sum(1).mean() for c in range(CLASSES)]
-        return sum(rows)  # type: ignore[return-value]
+        return sum(rows)
 
     return Contest(R.Sobolev(), classifier(), batch, by_hand, several=True)
 
@@ -368,7 +368,7 @@ def attribution() -> Contest:
             ).requires_grad_()
             top = model(point).gather(1, batch.targets[:, None])
             total = total + difference * of_inputs(top.sum(), point) / PROJECTIONS
-        return (total[:, 1:] - total[:, :-1]).abs().sum(1).mean()  # type: ignore[index]
+        return (total[:, 1:] - total[:, :-1]).abs().sum(1).mean()
 
     return Contest(R.AttributionPrior(), model, batch, by_hand, several=True, input_grad=False)
 
