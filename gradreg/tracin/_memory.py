@@ -11,7 +11,8 @@ __all__ = ["Budget", "as_bytes"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _FIRST_ROWS = 16  # what the first, unmeasured chunk holds
 _LARGEST_CHUNK = 512  # more rows at a time are no faster on any machine that was measured
-_OVERHEAD = 2  # a pass holds about this many times the bytes of its factors: they are most of its activations and gradients
+# A pass holds about this many times the bytes of its factors: they are most of its activations and gradients.
+_OVERHEAD = 2
 
 
 def as_bytes(memory: int | str) -> int:
