@@ -6,6 +6,7 @@ from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
+from gradreg.attribution import Attribution as Attribution
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activations",
+    "Attribution",
     "Batch",
     "Checkpoint",
     "DoubleBackwardReport",
