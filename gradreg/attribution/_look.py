@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradreg.attribution._check import EXAMPLE
-from gradreg.attribution._select import number
+from gradreg.attribution._check import EXAMPLE, number, per_example
 from gradreg.errors import GradregError
 
 if TYPE_CHECKING:
     from gradreg.attribution._result import Attribution
 
-__all__ = ["as_lines", "as_text", "chosen", "one_axis", "shown_labels", "target_name", "target_names"]
+__all__ = ["as_lines", "as_text", "chosen", "is_real", "one_axis", "shown_labels", "target_name", "target_names"]
 
 TOKEN = "token"
 """The axis of targets of which there is one for every token."""
@@ -56,24 +55,34 @@ def as_lines(a: Attribution) -> list[str]:
     return lines + ([f"  ... and {rest} more"] if rest > 0 else [])
 
 
-def target_names(a: Attribution, axis: int, example: int) -> list[str]:
-    """Return a name for every target along an axis: its label, the token there, or nothing."""
+def target_names(a: Attribution, axis: int, example: int) -> list[str | None]:
+    """Return a name for every target along an axis, empty where none is known, and None for targets that are padding.
+
+    Targets of the axis `"token"` are named by their tokens. Of an encoder-decoder the outputs are those of the decoder,
+    whose key comes last.
+    """
     name = a.target_axes[axis]
     size = next(iter(a.by_key.values())).shape[1 + axis]
     if name in a.target_labels:
-        return list(a.target_labels[name])
-    if name == TOKEN:
-        # of an encoder-decoder the outputs are those of the decoder, whose key comes last
-        for key in reversed(list(a.by_key)):
-            if a.by_key[key].shape[1 + len(a.target_axes)] == size and key in {*a.labels, *a.ids}:
-                return shown_labels(a, key, example)
-    return [""] * size
+        own = a.target_labels[name]
+        return list(own[example]) if per_example(own) else [str(one) for one in own]
+    keys = [key for key, value in a.by_key.items() if value.shape[1 + len(a.target_axes)] == size]
+    if name != TOKEN or a.per != TOKEN or not keys or a.provenance.get("sources") == "words":
+        return [""] * size
+    key = keys[-1]
+    labels = shown_labels(a, key, example) if key in {*a.labels, *a.ids} else [""] * size
+    return [label if is_real(a, key, example, place) else None for place, label in enumerate(labels)]
+
+
+def is_real(a: Attribution, key: str, example: int, position: int) -> bool:
+    """Tell whether a position is no padding."""
+    return key not in a.valid or bool(a.valid[key][example, position])
 
 
 def target_name(a: Attribution, axis: int, place: int, example: int) -> str:
     """Return a target's name along one axis, such as `class 2 (B-PER)`."""
     own = target_names(a, axis, example)[place]
-    return f"{a.target_axes[axis]} {place}" + (f" ({own.strip() or own!r})" if own else "")
+    return f"{a.target_axes[axis]} {place}" + (f" ({own.strip() or repr(own)})" if own else "")
 
 
 def one_axis(a: Attribution) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradreg.attribution._look import TOKEN, target_names
 from gradreg.attribution._tokens import read_tokens
 from gradreg.attribution._words import Word, by_offsets, by_text, by_tokens
 from gradreg.errors import GradregError
@@ -42,8 +43,19 @@ def into_words(a: Attribution, tokenizer: Any, texts: Any, offsets: Any) -> Attr
         width = scores[key].shape[-1]
         valid[key] = torch.tensor([[n < len(row) for n in range(width)] for row in words]).view(len(words), width)
         labels[key] = [[one.label for one in row] + [""] * (width - len(row)) for row in words]
+    names = dict(a.target_labels)
+    if TOKEN in a.target_axes and TOKEN not in names:  # targets stay tokens
+        axis = a.target_axes.index(TOKEN)
+        known = a if a.labels or tokenizer is None or not a.ids else a.with_tokens(tokenizer)
+        names[TOKEN] = [target_names(known, axis, example) for example in range(next(iter(scores.values())).shape[0])]
     return dataclasses.replace(
-        a, by_key=scores, valid=valid, labels=labels, ids={}, provenance={**a.provenance, "sources": "words"}
+        a,
+        by_key=scores,
+        valid=valid,
+        labels=labels,
+        ids={},
+        target_labels=names,
+        provenance={**a.provenance, "sources": "words"},
     )
 
 
@@ -94,11 +106,12 @@ def _of_keys(name: str, given: Any, a: Attribution) -> Mapping[str, Any]:
         if len(a.by_key) > 1:
             raise GradregError(f"There are several keys, so {name} is a mapping from {', '.join(map(repr, a.by_key))}.")
         given = dict.fromkeys(a.by_key, given)
+    by_key: Mapping[str, Any] = given
     count = next(iter(a.by_key.values())).shape[0]
     for key in a.by_key:
-        if key not in given:
+        if key not in by_key:
             raise GradregError(f"{name} has nothing for the key {key!r}.")
-        if isinstance(given[key], str) or len(given[key]) != count:
-            found = "one text" if isinstance(given[key], str) else f"{len(given[key])} items"
+        if isinstance(by_key[key], str) or len(by_key[key]) != count:
+            found = "one text" if isinstance(by_key[key], str) else f"{len(by_key[key])} items"
             raise GradregError(f"{name} has {found} for {key!r}; give a list of {count}, one for each example.")
-    return given
+    return by_key

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradreg.attribution._check import EXAMPLE
-from gradreg.attribution._look import chosen, one_axis, target_name, target_names
-from gradreg.attribution._select import number
+from gradreg.attribution._check import EXAMPLE, number
+from gradreg.attribution._look import chosen, is_real, one_axis, target_name, target_names
 from gradreg.errors import GradregError
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def _bars(a: Attribution, example: int, target: list[int]) -> Figure:
 
 
 def _heat_map(a: Attribution, example: int, given: list[int | None], free: int) -> Figure:
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     size = next(iter(a.by_key.values())).shape[1 + free]
@@ -77,8 +77,9 @@ def _heat_map(a: Attribution, example: int, given: list[int | None], free: int) 
     _limited(len(names), "tokens")
     figure = Figure(figsize=(2.6 + 0.3 * len(names), 1.8 + 0.26 * size), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(grid, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto")
-    labels = [own.strip() or str(n) for n, own in enumerate(target_names(a, free, example))]
+    colors = LinearSegmentedColormap.from_list("against-for", [AGAINST, "white", FOR])
+    image = axes.imshow(grid, cmap=colors, vmin=-largest, vmax=largest, aspect="auto")
+    labels = [f"{n} {own.strip()}".strip() for n, own in enumerate(own or "" for own in target_names(a, free, example))]
     axes.set(xticks=range(len(names)), yticks=range(size), ylabel=a.target_axes[free])
     axes.set_xticklabels(names, rotation=60, ha="right", rotation_mode="anchor")
     axes.set_yticklabels(labels)
@@ -97,7 +98,7 @@ def _sources(a: Attribution, example: int, target: list[int]) -> tuple[list[str]
     for key, scores, labels in chosen(a, example, target):
         segments.append((len(names), a.segments.get(key, key)))
         for place, (label, score) in enumerate(zip(labels, scores.double().tolist(), strict=True)):
-            if key not in a.valid or bool(a.valid[key][example, place]):
+            if is_real(a, key, example, place):
                 names.append(_visible(label))
                 values.append(score)
     if not names:
@@ -119,7 +120,9 @@ def _separate(axes: Any, segments: list[tuple[int, str]], *, horizontal: bool) -
 
 def _limited(count: int, what: str) -> int:
     if count > _MOST_ROWS:
-        raise GradregError(f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...).")
+        raise GradregError(
+            f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...)."
+        )
     return count
 
 

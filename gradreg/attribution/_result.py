@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradreg.attribution import _store
 from gradreg.attribution._check import check, plain
-from gradreg.attribution._look import as_lines, as_text, chosen
+from gradreg.attribution._look import as_lines, as_text, chosen, is_real
 from gradreg.attribution._merge import into_words
 from gradreg.attribution._select import select
 from gradreg.attribution._tokens import read_tokens
@@ -58,7 +58,8 @@ class Attribution:
         valid: From key to which positions are real, `[n, L]`; padded ones have score zero.
         segments: From key to what its tokens are: `"source"`, `"target prefix"`.
         labels: From key to the tokens of every example as text, L for each, where they are known.
-        target_labels: From an axis of targets to a name for each of them, such as those of classes.
+        target_labels: From an axis of targets to a name for each, such as those of classes; or to such a list for every
+            example, None in it for padding. The axis `"token"` needs none where tokens are known.
         provenance: What made it: versions, dtype, kernel, plan, model class, arguments; kept as JSON has it.
 
     Raises:
@@ -86,7 +87,7 @@ class Attribution:
     valid: Mapping[str, Tensor] = field(default_factory=dict)
     segments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, list[list[str]]] = field(default_factory=dict)
-    target_labels: Mapping[str, list[str]] = field(default_factory=dict)
+    target_labels: Mapping[str, list[Any]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,7 +95,11 @@ class Attribution:
         set_once = object.__setattr__  # frozen for others
         set_once(self, "target_axes", tuple(self.target_axes))
         set_once(self, "labels", {key: [list(row) for row in rows] for key, rows in self.labels.items()})
-        set_once(self, "target_labels", {axis: list(map(str, names)) for axis, names in self.target_labels.items()})
+        names = {
+            axis: [one if isinstance(one, str) else list(one) for one in own]
+            for axis, own in self.target_labels.items()
+        }
+        set_once(self, "target_labels", names)
         set_once(self, "provenance", plain(self.provenance))
 
     @property
@@ -115,7 +120,9 @@ class Attribution:
     def total(self) -> Tensor:
         """The sum of all scores of every target, without padded positions, `[n, *targets]`."""
         lead = 1 + len(self.target_axes)
-        return sum((self._real(key).flatten(lead).sum(-1) for key in self.by_key), start=torch.zeros(()).to(self._first))
+        return sum(
+            (self._real(key).flatten(lead).sum(-1) for key in self.by_key), start=torch.zeros(()).to(self._first)
+        )
 
     @property
     def relative_delta(self) -> Tensor | None:
@@ -162,7 +169,9 @@ class Attribution:
             GradregError: If there are no ids, or they are not in the vocabulary.
         """
         if not self.ids:
-            raise GradregError("This attribution has no token ids, so a tokenizer cannot name its positions; set labels.")
+            raise GradregError(
+                "This attribution has no token ids, so a tokenizer cannot name its positions; set labels."
+            )
         labels = {
             key: [[token.label for token in read_tokens(tokenizer, row)] for row in ids.tolist()]
             for key, ids in self.ids.items()
@@ -234,9 +243,10 @@ class Attribution:
             Score(key, place, label, float(score))
             for key, scores, labels in chosen(self, example, target)
             for place, (score, label) in enumerate(zip(scores.tolist(), labels, strict=True))
-            if self._is_real(key, example, place)
+            if is_real(self, key, example, place)
         ]
-        return sorted(found, key=lambda one: -abs(one.score))[: max(k, 0)]
+        # what is no number comes first, for it must not be overlooked
+        return sorted(found, key=lambda one: (one.score == one.score, -abs(one.score)))[: max(k, 0)]
 
     def plot(self, example: int = 0, target: int | Sequence[int | None] | None = None) -> Figure:
         """Draw scores with matplotlib: bars for one target, a heat map of targets and tokens for all along one axis.
@@ -286,9 +296,6 @@ class Attribution:
         axes = [1] * len(self.target_axes)
         rest = [1] * (scores.dim() - 2 - len(axes))
         return scores.masked_fill(~valid.view(len(valid), *axes, -1, *rest), 0)
-
-    def _is_real(self, key: str, example: int, position: int) -> bool:
-        return key not in self.valid or bool(self.valid[key][example, position])
 
     def __repr__(self) -> str:
         return as_text(self)
