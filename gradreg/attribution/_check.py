@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradreg.errors import GradregError, closest
-
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
 
 __all__ = ["EXAMPLE", "PER", "check", "number", "per_example", "plain"]
 
@@ -23,8 +20,8 @@ EXAMPLE = "example"
 PER = ("token", "feature")
 
 
-def check(a: Attribution) -> None:
-    """Compare all shapes and keys.
+def check(a: Any) -> None:
+    """Compare all shapes and keys of `Fields`.
 
     Raises:
         GradregError: Names the first part that does not fit, its shape, and the shape it should have.
@@ -66,7 +63,7 @@ def per_example(names: Any) -> bool:
     return bool(names) and not isinstance(names[0], str)
 
 
-def _leading(a: Attribution, axes: tuple[str, ...]) -> tuple[int, ...]:
+def _leading(a: Any, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Return `(n, *targets)`, after comparing it between keys."""
     lead: tuple[int, ...] | None = None
     for key, scores in a.by_key.items():

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from gradreg.attribution._fields import Fields
 from gradreg.attribution._look import TOKEN, target_names
 from gradreg.attribution._tokens import read_tokens
 from gradreg.attribution._words import Word, by_offsets, by_text, by_tokens
 from gradreg.errors import GradregError
 
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
+__all__ = ["into_words", "with_tokens"]
 
-__all__ = ["into_words"]
+Some = TypeVar("Some", bound=Fields)
 
 
-def into_words(a: Attribution, tokenizer: Any, texts: Any, offsets: Any) -> Attribution:
+def with_tokens(a: Some, tokenizer: Any) -> Some:
+    """Name positions by their tokens; see `Attribution.with_tokens`."""
+    if not a.ids:
+        raise GradregError("This attribution has no token ids, so a tokenizer cannot name its positions; set labels.")
+    labels = {
+        key: [[token.label for token in read_tokens(tokenizer, row)] for row in ids.tolist()]
+        for key, ids in a.ids.items()
+    }
+    return dataclasses.replace(a, labels={**a.labels, **labels})
+
+
+def into_words(a: Some, tokenizer: Any, texts: Any, offsets: Any) -> Some:
     """Sum the scores of the tokens of every word; see `Attribution.words`."""
     if a.per != "token":
         raise GradregError("Words are sums over tokens, and these scores are per feature; ask for per='token'.")
@@ -46,7 +57,7 @@ def into_words(a: Attribution, tokenizer: Any, texts: Any, offsets: Any) -> Attr
     names = dict(a.target_labels)
     if TOKEN in a.target_axes and TOKEN not in names:  # targets stay tokens
         axis = a.target_axes.index(TOKEN)
-        known = a if a.labels or tokenizer is None or not a.ids else a.with_tokens(tokenizer)
+        known = a if a.labels or tokenizer is None or not a.ids else with_tokens(a, tokenizer)
         names[TOKEN] = [target_names(known, axis, example) for example in range(next(iter(scores.values())).shape[0])]
     return dataclasses.replace(
         a,
@@ -59,9 +70,7 @@ def into_words(a: Attribution, tokenizer: Any, texts: Any, offsets: Any) -> Attr
     )
 
 
-def _words(
-    a: Attribution, key: str, example: int, real: list[int], tokenizer: Any, texts: Any, offsets: Any
-) -> list[Word]:
+def _words(a: Fields, key: str, example: int, real: list[int], tokenizer: Any, texts: Any, offsets: Any) -> list[Word]:
     where = f"{key!r}, example {example}"
     if offsets is not None:
         pairs = offsets[example].tolist() if isinstance(offsets[example], Tensor) else offsets[example]
@@ -79,7 +88,7 @@ def _words(
     return by_text(tokenizer, ids, texts[example], where)
 
 
-def _real_positions(a: Attribution, key: str, example: int) -> list[int]:
+def _real_positions(a: Fields, key: str, example: int) -> list[int]:
     if key in a.valid:
         return [int(place) for place in a.valid[key][example].nonzero()[:, 0]]
     return list(range(a.by_key[key].shape[-1]))
@@ -98,7 +107,7 @@ def _sums(scores: Tensor, words: Sequence[Sequence[Word]]) -> Tensor:
     return torch.stack(sums)
 
 
-def _of_keys(name: str, given: Any, a: Attribution) -> Mapping[str, Any]:
+def _of_keys(name: str, given: Any, a: Fields) -> Mapping[str, Any]:
     """Return what was given by key, each with one item per example."""
     if given is None:
         return {}

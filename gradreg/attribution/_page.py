@@ -5,18 +5,16 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from gradreg.attribution._check import EXAMPLE
+from gradreg.attribution._fields import Fields
 from gradreg.attribution._look import TOKEN, as_text, is_real, one_axis, shown_labels, target_names
 from gradreg.attribution.web import document, escaped, script_data
 from gradreg.errors import GradregError
-
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
 
 __all__ = ["page"]
 
@@ -26,7 +24,7 @@ MOST_SCORES = 4_000_000
 MOST_EXAMPLES = 200
 
 
-def page(a: Attribution, title: str | None) -> str:
+def page(a: Fields, title: str | None) -> str:
     """Write the page; see `Attribution.to_html`."""
     one_axis(a)
     first = next(iter(a.by_key.values()))
@@ -60,7 +58,7 @@ def page(a: Attribution, title: str | None) -> str:
     return document(heading, body, style=_STYLE, script=_script())
 
 
-def _record(a: Attribution, example: int) -> dict[str, Any]:
+def _record(a: Fields, example: int) -> dict[str, Any]:
     """Return what the script needs of one example; padded positions and targets are left out."""
     names = [target_names(a, axis, example) for axis in range(len(a.target_axes))]
     places = [[place for place, name in enumerate(own) if name is not None] for own in names]
@@ -87,7 +85,7 @@ def _record(a: Attribution, example: int) -> dict[str, Any]:
     }
 
 
-def _numbers(a: Attribution, example: int, places: list[list[int]]) -> list[dict[str, Any]]:
+def _numbers(a: Fields, example: int, places: list[list[int]]) -> list[dict[str, Any]]:
     """Return what is known of every target: its name, its values, and by its place what it is a share of."""
     known = [
         ("Sum of scores", a.total, False, None),
@@ -104,7 +102,7 @@ def _numbers(a: Attribution, example: int, places: list[list[int]]) -> list[dict
     return rows
 
 
-def _real(a: Attribution, key: str, example: int) -> list[int]:
+def _real(a: Fields, key: str, example: int) -> list[int]:
     return [n for n in range(a.by_key[key].shape[-1]) if is_real(a, key, example, n)]
 
 
@@ -117,7 +115,7 @@ def _base64(values: Any, kind: str) -> str:
         return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode()
 
 
-def _provenance(a: Attribution) -> str:
+def _provenance(a: Fields) -> str:
     facts = {"method": a.method, "per": a.per, **a.provenance}
     rows = "".join(
         f'<tr><th scope="row">{escaped(name)}</th><td>{escaped(value if isinstance(value, str) else json.dumps(value))}</td></tr>'

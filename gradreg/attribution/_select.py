@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradreg.attribution._check import EXAMPLE, number, per_example
+from gradreg.attribution._fields import Fields
 from gradreg.attribution._look import TOKEN, target_names
 from gradreg.errors import GradregError, closest
 
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
-
 __all__ = ["select"]
 
+Some = TypeVar("Some", bound=Fields)
 
-def select(a: Attribution, axis: str, which: int | Sequence[int]) -> Attribution:
+
+def select(a: Some, axis: str, which: int | Sequence[int]) -> Some:
     """Take numbers along an axis from every part that has it."""
     axes = (EXAMPLE, *a.target_axes)
     if axis not in axes:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import gradreg as gr
-from gradreg.attribution._result import Score
+from gradreg.attribution._look import Score
 from gradreg.errors import GradregError
 
 
@@ -45,7 +45,10 @@ WRONG = [
     ({"by_key": {"embeddings": [1.0]}}, "is list; scores are floating-point tensors"),
     ({"by_key": {"embeddings": torch.ones(2, 3, 3)}}, r"shape \[2, 3, 3\]; per token.*\[n, token, class, L\]"),
     ({"by_key": {"embeddings": torch.ones(2, 3, 2, 3, 4)}}, r"shape \[2, 3, 2, 3, 4\].*\[n, token, class, L\]"),
-    ({"by_key": {"embeddings": torch.ones(2, 3, 2, 3), "b": torch.ones(2, 3, 4, 3)}}, r"'b'\] has .*\[2, 3, 4\].*\[2, 3, 2\]"),
+    (
+        {"by_key": {"embeddings": torch.ones(2, 3, 2, 3), "b": torch.ones(2, 3, 4, 3)}},
+        r"'b'\] has .*\[2, 3, 4\].*\[2, 3, 2\]",
+    ),
     ({"per": "word"}, "per='word'.*'token' and 'feature'"),
     ({"target_axes": ("token", "token")}, "names have to be different"),
     ({"target_axes": ("token", "example")}, "none of them 'example'"),

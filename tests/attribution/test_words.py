@@ -196,7 +196,12 @@ def test_targets_stay_tokens():
     width = len(rows[0])
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     a = gr.Attribution(
-        {"x": torch.randn(2, width, width)}, "saliency", "token", target_axes=("token",), ids={"x": ids}, valid={"x": ids != 0}
+        {"x": torch.randn(2, width, width)},
+        "saliency",
+        "token",
+        target_axes=("token",),
+        ids={"x": ids},
+        valid={"x": ids != 0},
     )
     words = a.words(tokenizer)
     tokens = a.with_tokens(tokenizer).labels["x"]
@@ -258,7 +263,7 @@ def test_what_is_missing_is_named():
     ("text", "words"),
     [
         ("a b", ["a", "b"]),
-        ("don't 'quoted' rock'n'roll it’s", ["don't", "'", "quoted", "'", "rock'n'roll", "it’s"]),
+        ("don't 'quoted' rock'n'roll it\u2019s", ["don't", "'", "quoted", "'", "rock'n'roll", "it\u2019s"]),
         ("3.14 1,000 a.b end. 5.", ["3.14", "1,000", "a", ".", "b", "end", ".", "5", "."]),
         ("snake_case x-y", ["snake_case", "x", "-", "y"]),
         ("!!", ["!", "!"]),
