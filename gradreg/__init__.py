@@ -38,6 +38,8 @@ from gradreg.tracin import Checkpoint as Checkpoint
 from gradreg.tracin import TracIn as TracIn
 from gradreg.tracin import read_checkpoints as read_checkpoints
 from gradreg.wrt import Activations as Activations
+from gradreg.wrt import AttentionMaps as AttentionMaps
+from gradreg.wrt import Embeddings as Embeddings
 from gradreg.wrt import Features as Features
 from gradreg.wrt import Inputs as Inputs
 from gradreg.wrt import Outputs as Outputs
@@ -47,10 +49,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activations",
+    "AttentionMaps",
     "Attribution",
     "Batch",
     "Checkpoint",
     "DoubleBackwardReport",
+    "Embeddings",
     "Ensemble",
     "Features",
     "GradregError",

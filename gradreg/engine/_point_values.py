@@ -12,8 +12,9 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._pull import pull_with_values
-from gradreg.engine._request import Points, resolve
+from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved, swapped
 from gradreg.scalars import ScalarFunction, bind
