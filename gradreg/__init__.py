@@ -7,6 +7,9 @@ from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import integrated_gradients as integrated_gradients
+from gradreg.attribution import mean_embedding as mean_embedding
+from gradreg.attribution import token_baseline as token_baseline
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -76,10 +79,12 @@ __all__ = [
     "gradients",
     "heads",
     "inner_scale",
+    "integrated_gradients",
     "log_probability",
     "logit",
     "loss",
     "margin",
+    "mean_embedding",
     "penalties",
     "plan",
     "probability",
@@ -89,6 +94,7 @@ __all__ = [
     "scalars",
     "schedules",
     "smooth_activations",
+    "token_baseline",
     "token_loss",
     "top_logit",
     "true_logit",

@@ -57,7 +57,8 @@ def read_sources(model: nn.Module, batch: Batch, wrt: Wrt | tuple[Wrt, ...], *, 
     for key, point in points.items():
         found.values[key] = point.value
         shape = point.value.shape[:2]
-        prefix = encoder_decoder and "decoder" in key.split(".")
+        # one embedding for both sides is called for the encoder first
+        prefix = encoder_decoder and ("decoder" in key.split(".") or key.endswith("#1"))
         for ids in (point.source, named.get("decoder_input_ids" if prefix else "input_ids")):
             if _fits(ids, shape) and not ids.is_floating_point():
                 found.ids[key] = ids.detach()
