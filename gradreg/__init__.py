@@ -7,8 +7,14 @@ from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import LogitJacobian as LogitJacobian
+from gradreg.attribution import expected_gradients as expected_gradients
+from gradreg.attribution import input_x_gradient as input_x_gradient
 from gradreg.attribution import integrated_gradients as integrated_gradients
+from gradreg.attribution import logit_jacobian as logit_jacobian
 from gradreg.attribution import mean_embedding as mean_embedding
+from gradreg.attribution import saliency as saliency
+from gradreg.attribution import smooth_grad as smooth_grad
 from gradreg.attribution import token_baseline as token_baseline
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
@@ -62,6 +68,7 @@ __all__ = [
     "Features",
     "GradregError",
     "Inputs",
+    "LogitJacobian",
     "Objective",
     "Outputs",
     "Params",
@@ -76,12 +83,15 @@ __all__ = [
     "check_double_backward",
     "directional",
     "errors",
+    "expected_gradients",
     "gradients",
     "heads",
     "inner_scale",
+    "input_x_gradient",
     "integrated_gradients",
     "log_probability",
     "logit",
+    "logit_jacobian",
     "loss",
     "margin",
     "mean_embedding",
@@ -91,9 +101,11 @@ __all__ = [
     "products",
     "read_checkpoints",
     "regularizers",
+    "saliency",
     "scalars",
     "schedules",
     "smooth_activations",
+    "smooth_grad",
     "token_baseline",
     "token_loss",
     "top_logit",

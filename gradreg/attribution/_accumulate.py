@@ -164,9 +164,7 @@ def _forward(task: Task, path: Path, units: Units, work: Work, sums: _Sums, prog
             for first in range(0, count, work.inner_chunk):
                 last = min(first + work.inner_chunk, count)
                 directions = units.directions(key, moved, examples, first, last)
-                found = directional(
-                    task.model, batch, task.of, task.wrt, {key: directions}, at=values, route="forward"
-                )
+                found = directional(task.model, batch, task.of, task.wrt, {key: directions}, at=values, route="forward")
                 flat = found.reshape(*found.shape[: task.leading], -1, last - first)
                 sums.add(key, examples, points, flat, 0, first)
                 progress.advance(len(examples) * work.forward / work.rows * (last - first) / max(work.tangents, 1))
@@ -179,9 +177,7 @@ def _reverse(task: Task, path: Path, units: Units, work: Work, sums: _Sums, prog
         for first in range(0, work.targets, work.inner_chunk):
             last = min(first + work.inner_chunk, work.targets)
             of = task.of if last - first == work.targets else _part(task.of, first, last)
-            found = gradients(
-                task.model, batch, of, task.wrt, at=values, differentiable=task.differentiable
-            )
+            found = gradients(task.model, batch, of, task.wrt, at=values, differentiable=task.differentiable)
             for key, gradient in found.items():
                 moved = path.moved(key, examples, points)
                 shape = moved.shape[1:]

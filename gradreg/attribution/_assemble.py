@@ -77,7 +77,7 @@ def assembled(
         provenance: What else made it.
     """
     delta = None if change is None else over_units(by_key, scalars, "sum") - change.to(next(iter(by_key.values())))
-    ids, valid, segments = (dict(found) if per == "token" else {} for found in (sources.ids, sources.valid, sources.segments))
+    tokens = per == "token"
     value = next(iter(sources.values.values()))
     made = {
         "gradreg": _version("gradreg"),
@@ -99,9 +99,9 @@ def assembled(
         delta=delta,
         error=error,
         target_axes=_axes(task, scalars),
-        ids=ids,
-        valid=valid,
-        segments=segments,
+        ids=dict(sources.ids) if tokens else {},
+        valid=dict(sources.valid) if tokens else {},
+        segments=dict(sources.segments) if tokens else {},
         provenance={key: item for key, item in made.items() if item is not None},
     )
 
@@ -111,7 +111,11 @@ def _axes(task: Task, scalars: Tensor) -> tuple[str, ...]:
     count = scalars.dim() - 1 - len(heads)
     if isinstance(task.of, type(all_logits())):
         before = count - 1
-        return heads + (("token",) if before == 1 else tuple(f"axis {i}" for i in range(before))) + ("class",) * (count > 0)
+        return (
+            heads
+            + (("token",) if before == 1 else tuple(f"axis {i}" for i in range(before)))
+            + ("class",) * (count > 0)
+        )
     return heads + (("token",) if count == 1 else tuple(f"target {i}" for i in range(count)))
 
 
@@ -120,4 +124,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-

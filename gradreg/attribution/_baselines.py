@@ -15,7 +15,15 @@ from gradreg.batch import Batch
 from gradreg.errors import BatchError, GradregError, UnknownNameError, closest
 from gradreg.model import unwrap, with_decoder_inputs
 
-__all__ = ["Baseline", "BaselineLike", "MeanEmbedding", "TokenBaseline", "mean_embedding", "starts_of", "token_baseline"]
+__all__ = [
+    "Baseline",
+    "BaselineLike",
+    "MeanEmbedding",
+    "TokenBaseline",
+    "mean_embedding",
+    "starts_of",
+    "token_baseline",
+]
 
 Read: TypeAlias = Callable[[Batch], Sources]
 
@@ -51,7 +59,7 @@ class TokenBaseline(Baseline):
         """Return the values in a forward on the replaced ids."""
         batch = with_decoder_inputs(model, batch)
         named = batch.named_inputs()
-        known = [name for name in ("input_ids", "decoder_input_ids") if name in named]
+        known: list[str] = [name for name in ("input_ids", "decoder_input_ids") if name in named]
         names = known or [name for name, value in named.items() if isinstance(value, Tensor) and _is_ids(value)]
         if not names:
             raise BatchError(f"token_baseline({self.id}) replaces token ids, but the inputs {sorted(named)} hold none.")
@@ -149,6 +157,17 @@ def starts_of(
     return {key: sources.where_real(key, start) for key, start in starts.items()}, len(several)
 
 
+def described(baseline: object) -> str:
+    """Return a short text for the provenance: tensors by their shapes."""
+    if isinstance(baseline, Tensor):
+        return f"tensor {tuple(baseline.shape)}"
+    if isinstance(baseline, Mapping):
+        return "{" + ", ".join(f"{key!r}: {described(item)}" for key, item in baseline.items()) + "}"
+    if isinstance(baseline, (list, tuple)):
+        return "[" + ", ".join(map(described, baseline)) + "]"
+    return repr(baseline)
+
+
 def _one(baseline: object, model: nn.Module, batch: Batch, sources: Sources, read: Read) -> dict[str, Tensor]:
     if isinstance(baseline, Baseline):
         given: dict[str, object] = dict(baseline.values(model, batch, sources, read))
@@ -192,4 +211,3 @@ def _fitted(key: str, given: object, value: Tensor) -> Tensor:
 
 def _is_ids(value: Tensor) -> bool:
     return value.dim() == 2 and not value.is_floating_point() and value.dtype != torch.bool
-

@@ -48,7 +48,8 @@ def _reason(path: Path, log_spaced: bool) -> str:
     zero = [
         key
         for key, starts in path.starts.items()
-        if starts.dim() > 2 and bool(((starts == 0).flatten(3).all(-1) if starts.dim() > 3 else (starts == 0).all(-1)).any())
+        if starts.dim() > 2
+        and bool(((starts == 0).flatten(3).all(-1) if starts.dim() > 3 else (starts == 0).all(-1)).any())
     ]
     if zero and not log_spaced:
         return (

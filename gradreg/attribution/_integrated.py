@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradreg.attribution._accumulate import Task, accumulated
 from gradreg.attribution._assemble import assembled, change_of, over_units, scalars_of
-from gradreg.attribution._baselines import BaselineLike, starts_of
+from gradreg.attribution._baselines import BaselineLike, described, starts_of
 from gradreg.attribution._completeness import check_complete
 from gradreg.attribution._path import Path
 from gradreg.attribution._quadrature import GaussLegendre, LogSpaced, Nodes, as_rule, kronrod, nested_gauss
@@ -25,13 +25,6 @@ __all__ = ["integrated_gradients"]
 
 # Gauss nodes of the rules that n_steps="auto" tries: 15, 31, ..., 1023 points
 _AUTO = (7, 15, 31, 63, 127, 255, 511)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    route: str
-    chunk_size: int | None
-    show_progress: bool | None
 
 
 def integrated_gradients(
@@ -96,44 +89,30 @@ def integrated_gradients(
         >>> a.scores.shape, a.target_axes, bool(a.delta.abs().max() < 1e-6)
         (torch.Size([1, 4, 2, 4]), ('token', 'class'), True)
     """
-    batch, how = as_batch(batch), as_rule(rule)
+    how = as_rule(rule)
     _check_steps(n_steps, tolerance)
-    task = Task.bound(model, batch, of, wrt, differentiable)
-
-    def read(other: Batch) -> Sources:
-        return read_sources(model, other, wrt, differentiable=differentiable)
-
-    sources = read(batch)
-    check_per(per, sources.values)
-    starts, count = starts_of(baseline, model, batch, sources, read)
-    settings = _Settings(route, chunk_size, show_progress)
+    job = _Job.begun(model, as_batch(batch), of, wrt, baseline, per, differentiable)
+    job.options = {"route": route, "chunk_size": chunk_size, "show_progress": show_progress}
     with torch.set_grad_enabled(differentiable):
-        at_input = scalars_of(task, sources)
-        targets = at_input.shape[task.leading :]
-        if isinstance(n_steps, int):
-            nodes = nested_gauss(n_steps, how)
-            by_key, error, work = _along(task, sources, starts, count, nodes, per, targets, settings, at_input)
-        else:
-            nodes, by_key, error, work = _refined(task, sources, starts, count, how, per, targets, settings, at_input, tolerance)
-        path = _path(sources, starts, count, nodes)
-        change = change_of(task, path, at_input, chunk_size or max(len(batch), 64))
-        provenance = {
-            "baseline": repr(baseline) if not isinstance(baseline, Tensor) else f"tensor {tuple(baseline.shape)}",
-            "rule": repr(how),
-            "steps": len(nodes.alpha),
-            "plan": work,
-        }
+        nodes = nested_gauss(n_steps, how) if isinstance(n_steps, int) else None
+        run = job.along(nodes) if nodes is not None else job.refined(how, tolerance)
+        change = change_of(job.task, run.path, job.at_input, chunk_size or max(len(job.task.batch), 64))
         result = assembled(
-            task,
-            sources,
-            by_key,
+            job.task,
+            job.sources,
+            run.by_key,
             method="integrated_gradients",
             per=per,
-            scalars=at_input,
+            scalars=job.at_input,
             change=change,
-            provenance=provenance,
+            provenance={
+                "baseline": described(baseline),
+                "rule": repr(how),
+                "steps": run.path.points // job.count,
+                "plan": run.plan,
+            },
         )
-    return check_complete(result, error, path, tolerance, isinstance(how, LogSpaced))
+    return check_complete(result, run.error, run.path, tolerance, isinstance(how, LogSpaced))
 
 
 def _check_steps(n_steps: int | str, tolerance: float) -> None:
@@ -143,53 +122,72 @@ def _check_steps(n_steps: int | str, tolerance: float) -> None:
         raise GradregError(f"tolerance={tolerance!r}; it is a positive number, relative to the sum of absolute scores.")
 
 
-def _path(sources: Sources, starts: dict[str, Tensor], count: int, nodes: Nodes) -> Path:
-    """Return all nodes of all baselines, which are weighted alike."""
-    value = next(iter(sources.values.values()))
-    rules = torch.stack([nodes.weights, nodes.weights if nodes.nested is None else nodes.nested])
-    return Path(
-        sources,
-        starts,
-        nodes.alpha.repeat(count).expand(len(value), -1).to(value.device),
-        torch.arange(count, device=value.device).repeat_interleave(len(nodes.alpha)),
-        (rules.repeat(1, count) / count).to(value.device),
-    )
+@dataclass(frozen=True)
+class _Run:
+    """Scores along one set of points."""
+
+    path: Path
+    by_key: dict[str, Tensor]
+    error: Tensor
+    plan: str
 
 
-def _along(
-    task: Task,
-    sources: Sources,
-    starts: dict[str, Tensor],
-    count: int,
-    nodes: Nodes,
-    per: str,
-    targets: torch.Size,
-    settings: _Settings,
-    like: Tensor,
-) -> tuple[dict[str, Tensor], Tensor, str]:
-    path = _path(sources, starts, count, nodes)
-    sums, work = accumulated(task, path, per, targets, what="integrated_gradients", **vars(settings))
-    apart = {key: (total[0] - total[1]).abs() for key, total in sums.items()}
-    return {key: total[0] for key, total in sums.items()}, over_units(apart, like, "amax"), str(work)
+@dataclass
+class _Job:
+    """What does not change with the number of points."""
 
+    task: Task
+    sources: Sources
+    starts: dict[str, Tensor]
+    count: int
+    per: str
+    at_input: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
 
-def _refined(
-    task: Task,
-    sources: Sources,
-    starts: dict[str, Tensor],
-    count: int,
-    rule: GaussLegendre | LogSpaced,
-    per: str,
-    targets: torch.Size,
-    settings: _Settings,
-    like: Tensor,
-    tolerance: float,
-) -> tuple[Nodes, dict[str, Tensor], Tensor, str]:
-    """Double the number of points until every target's estimate is under the tolerance."""
-    for n in _AUTO:
-        nodes = kronrod(n, rule)
-        by_key, error, work = _along(task, sources, starts, count, nodes, per, targets, settings, like)
-        mass = over_units({key: scores.abs() for key, scores in by_key.items()}, like, "sum")
-        if bool((error <= tolerance * mass).all()):
-            break
-    return nodes, by_key, error, work
+    @classmethod
+    def begun(
+        cls,
+        model: nn.Module,
+        batch: Batch,
+        of: ScalarFunction,
+        wrt: Any,
+        baseline: object,
+        per: str,
+        differentiable: bool,
+    ) -> _Job:
+        """Read the values and the baseline."""
+
+        def read(other: Batch) -> Sources:
+            return read_sources(model, other, wrt, differentiable=differentiable)
+
+        task, sources = Task.bound(model, batch, of, wrt, differentiable), read(batch)
+        check_per(per, sources.values)
+        starts, count = starts_of(baseline, model, batch, sources, read)
+        with torch.set_grad_enabled(differentiable):
+            return cls(task, sources, starts, count, per, scalars_of(task, sources))
+
+    def along(self, nodes: Nodes) -> _Run:
+        """Return the scores by all nodes of all baselines, which are weighted alike, and their distance to the nested rule."""
+        examples, device = len(self.task.batch), self.at_input.device
+        rules = torch.stack([nodes.weights, nodes.weights if nodes.nested is None else nodes.nested])
+        path = Path(
+            self.sources,
+            self.starts,
+            nodes.alpha.repeat(self.count).expand(examples, -1).to(device),
+            torch.arange(self.count, device=device).repeat_interleave(len(nodes.alpha)),
+            (rules.repeat(1, self.count) / self.count).to(device),
+        )
+        targets = self.at_input.shape[self.task.leading :]
+        sums, work = accumulated(self.task, path, self.per, targets, what="integrated_gradients", **self.options)
+        apart = {key: (total[0] - total[1]).abs() for key, total in sums.items()}
+        by_key = {key: total[0] for key, total in sums.items()}
+        return _Run(path, by_key, over_units(apart, self.at_input, "amax"), str(work))
+
+    def refined(self, rule: GaussLegendre | LogSpaced, tolerance: float) -> _Run:
+        """Double the number of points until every target's estimate is under the tolerance."""
+        for n in _AUTO:
+            run = self.along(kronrod(n, rule))
+            mass = over_units({key: scores.abs() for key, scores in run.by_key.items()}, self.at_input, "sum")
+            if bool((run.error <= tolerance * mass).all()):
+                break
+        return run

@@ -54,7 +54,9 @@ class Path:
         for key, starts in self.starts.items():
             start = starts[self.which[points], examples]
             alpha = self.alpha[examples, points].to(start)
-            found[key] = start + alpha.reshape(-1, *[1] * (start.dim() - 1)) * (self.sources.values[key][examples] - start)
+            found[key] = start + alpha.reshape(-1, *[1] * (start.dim() - 1)) * (
+                self.sources.values[key][examples] - start
+            )
         return found
 
     def moved(self, key: str, examples: Tensor, points: Tensor) -> Tensor:

@@ -83,10 +83,10 @@ class LogSpaced:
         return self.start * np.expm1(u * rate), self.start * rate * np.exp(u * rate)
 
 
-_NAMES: dict[str, Rule] = {"gauss_legendre": GaussLegendre(), "log": LogSpaced()}
+_NAMES: dict[str, GaussLegendre | LogSpaced] = {"gauss_legendre": GaussLegendre(), "log": LogSpaced()}
 
 
-def as_rule(rule: object) -> Rule:
+def as_rule(rule: object) -> GaussLegendre | LogSpaced:
     """Return a rule by its name, or as it was given.
 
     Raises:
@@ -136,7 +136,9 @@ def kronrod(n: int, rule: Rule) -> Nodes:
     return _on_unit(nodes, _interpolatory(nodes), nested[nested > 0], rule, nested > 0)
 
 
-def _on_unit(nodes: Array, weights: Array, nested: Array | None, rule: Rule, kept: Array | None = None) -> Nodes:
+def _on_unit(
+    nodes: Array, weights: Array, nested: Array | None, rule: Rule, kept: npt.NDArray[np.bool_] | None = None
+) -> Nodes:
     """Move rules from (-1, 1) to (0, 1) and through the map of nodes; weights are made to sum to one."""
     alpha, density = rule.mapped((nodes + 1) / 2)
     found = [weights * density]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ def read_sources(model: nn.Module, batch: Batch, wrt: Wrt | tuple[Wrt, ...], *, 
     return found
 
 
-def _fits(given: object, shape: torch.Size) -> bool:
+def _fits(given: object, shape: torch.Size) -> TypeGuard[Tensor]:
     return isinstance(given, Tensor) and given.dim() == 2 and given.shape == shape
 
 

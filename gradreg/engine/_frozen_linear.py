@@ -26,16 +26,17 @@ class _Linear(Function):
         ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
-    def jvp(ctx: Any, input: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:  # type: ignore[override]
+    def jvp(ctx: Any, input: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
         at_input, at_weight = ctx.saved_tensors
-        terms = [bias] if bias is not None else []
+        total: Tensor | None = None
         if input is not None:
-            terms.append(F.linear(input, at_weight))
+            total = F.linear(input, at_weight, bias)
         if weight is not None:
-            terms.append(F.linear(at_input, weight))
-        total = sum(terms[1:], terms[0]) if terms else None
-        # a bias alone has the shape of one row
-        return total if total is None or len(terms) > 1 or bias is None else total.expand_as(F.linear(at_input, at_weight))
+            moved = F.linear(at_input, weight, None if input is not None else bias)
+            total = moved if total is None else total + moved
+        if total is None and bias is not None:
+            total = bias.expand(*at_input.shape[:-1], bias.shape[-1])
+        return total
 
 
 class FrozenLinear(TorchFunctionMode):
@@ -55,4 +56,3 @@ class FrozenLinear(TorchFunctionMode):
         if given["weight"].dim() != 2:
             return F.linear(**given)
         return _Linear.apply(given["input"], given["weight"], given.get("bias"))
-
