@@ -7,6 +7,15 @@ from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import LogitJacobian as LogitJacobian
+from gradreg.attribution import expected_gradients as expected_gradients
+from gradreg.attribution import input_x_gradient as input_x_gradient
+from gradreg.attribution import integrated_gradients as integrated_gradients
+from gradreg.attribution import logit_jacobian as logit_jacobian
+from gradreg.attribution import mean_embedding as mean_embedding
+from gradreg.attribution import saliency as saliency
+from gradreg.attribution import smooth_grad as smooth_grad
+from gradreg.attribution import token_baseline as token_baseline
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -38,6 +47,8 @@ from gradreg.tracin import Checkpoint as Checkpoint
 from gradreg.tracin import TracIn as TracIn
 from gradreg.tracin import read_checkpoints as read_checkpoints
 from gradreg.wrt import Activations as Activations
+from gradreg.wrt import AttentionMaps as AttentionMaps
+from gradreg.wrt import Embeddings as Embeddings
 from gradreg.wrt import Features as Features
 from gradreg.wrt import Inputs as Inputs
 from gradreg.wrt import Outputs as Outputs
@@ -47,14 +58,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activations",
+    "AttentionMaps",
     "Attribution",
     "Batch",
     "Checkpoint",
     "DoubleBackwardReport",
+    "Embeddings",
     "Ensemble",
     "Features",
     "GradregError",
     "Inputs",
+    "LogitJacobian",
     "Objective",
     "Outputs",
     "Params",
@@ -69,22 +83,30 @@ __all__ = [
     "check_double_backward",
     "directional",
     "errors",
+    "expected_gradients",
     "gradients",
     "heads",
     "inner_scale",
+    "input_x_gradient",
+    "integrated_gradients",
     "log_probability",
     "logit",
+    "logit_jacobian",
     "loss",
     "margin",
+    "mean_embedding",
     "penalties",
     "plan",
     "probability",
     "products",
     "read_checkpoints",
     "regularizers",
+    "saliency",
     "scalars",
     "schedules",
     "smooth_activations",
+    "smooth_grad",
+    "token_baseline",
     "token_loss",
     "top_logit",
     "true_logit",

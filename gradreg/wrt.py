@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from gradreg.errors import GradregError, UnknownNameError, closest
 
-__all__ = ["Activations", "Features", "Inputs", "Outputs", "Params", "Wrt", "as_wrt", "match_names"]
+__all__ = [
+    "Activations",
+    "AttentionMaps",
+    "Embeddings",
+    "Features",
+    "Inputs",
+    "Outputs",
+    "Params",
+    "Wrt",
+    "as_wrt",
+    "match_names",
+]
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,53 @@ class Activations:
 
 
 @dataclass(frozen=True)
+class Embeddings:
+    """The vectors that a model makes of its tokens; the token ids are passed to it as usual.
+
+    What `model.get_input_embeddings()` of transformers returns, for encoder-decoder models of the encoder and of the
+    decoder; of another model its only `nn.Embedding`. Result keys are the names of these modules, with `#0` for the encoder
+    and `#1` for the decoder where both share one module object. Left-padded batches of models with learned positions get
+    their `position_ids` from the attention mask.
+
+    Args:
+        glob: Names of embedding modules, where another one is meant, such as `"**.position_embeddings"`.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> net = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> ids = torch.tensor([[1, 5, 0, 8]])
+        >>> {name: tuple(g.shape) for name, g in gr.gradients(net, ids, gr.all_logits(), gr.Embeddings()).items()}
+        {'0': (1, 2, 4, 3)}
+    """
+
+    glob: str | None = None
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention weights behind the softmax and before dropout, `[n, heads, queries, keys]`.
+
+    They are reached under any attention implementation that calls `scaled_dot_product_attention`, and where a model writes
+    its softmax out itself; the calls are counted and the outputs compared at the first time. Result keys are
+    `"<module>:attention"`, with `#k` for the k-th call of a module that layers share; self and cross attention are modules of
+    their own. Weights of masked keys are zero, but their gradients are not: they tell what would be if the key were seen.
+
+    Args:
+        layers: None for all; a layer or several, by the first number in the module's name, counted from 0 (of encoder and
+            decoder alike); or a glob of module names.
+
+    Example:
+        >>> import torch, gradreg as gr
+        >>> layer = torch.nn.TransformerEncoderLayer(4, nhead=2, dim_feedforward=8, batch_first=True, dropout=0.0)
+        >>> net = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> {name: tuple(g.shape) for name, g in gr.gradients(net, torch.zeros(5, 3, 4), gr.logit(0), gr.AttentionMaps()).items()}
+        {'0.self_attn:attention': (5, 2, 3, 3)}
+    """
+
+    layers: int | tuple[int, ...] | str | None = None
+
+
+@dataclass(frozen=True)
 class Params:
     """The trainable parameters whose names match a glob; frozen ones are left out.
 
@@ -98,7 +156,7 @@ class Params:
     glob: str = "*"
 
 
-Wrt = Inputs | Features | Outputs | Activations | Params
+Wrt = Inputs | Features | Outputs | Activations | Embeddings | AttentionMaps | Params
 
 
 def as_wrt(wrt: object) -> tuple[Wrt, ...]:
@@ -110,14 +168,15 @@ def as_wrt(wrt: object) -> tuple[Wrt, ...]:
     items = tuple(wrt) if isinstance(wrt, (tuple, list)) else (wrt,)
     if not items:
         raise GradregError(
-            "wrt is empty: name at least one of Inputs(), Features(), Outputs(), Activations(), Params()."
+            "wrt is empty: name at least one of Inputs(), Features(), Outputs(), Activations(), Embeddings(), AttentionMaps(), "
+            "Params()."
         )
     for item in items:
-        if not isinstance(item, (Inputs, Features, Outputs, Activations, Params)):
+        if not isinstance(item, Wrt):
             hint = f" Did you mean {item.__name__}()?" if isinstance(item, type) else ""
             raise GradregError(
-                f"wrt holds {item!r}; allowed are Inputs(name), Features(), Outputs(), Activations(glob), Params(glob) "
-                f"and tuples of them.{hint}"
+                f"wrt holds {item!r}; allowed are Inputs(name), Features(), Outputs(), Activations(glob), Embeddings(), "
+                f"AttentionMaps(layers), Params(glob) and tuples of them.{hint}"
             )
     return items
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from gradreg.batch import Batch, as_batch
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._pull import pull
-from gradreg.engine._request import Points, head_count
+from gradreg.engine._request import head_count
 from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError, ScalarError
 from gradreg.model import devices_of, preserved, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind, scalar_key

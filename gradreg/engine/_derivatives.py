@@ -13,8 +13,9 @@ from gradreg.engine._checks import check_independent
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._pull import warn_disconnected
-from gradreg.engine._request import Points, resolve
+from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
 from gradreg.errors import BatchError, GradregError, HeadsError, ZeroSecondDerivativeWarning, closest, warn
 from gradreg.model import devices_of, preserved

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._points import Points, resolve_params
 from gradreg.engine._pull import pull
-from gradreg.engine._request import Points, resolve, resolve_params
+from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
 from gradreg.errors import InPlaceError
 from gradreg.model import devices_of, parameter_aliases, preserved

@@ -17,9 +17,11 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_independent, closes_over
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
-from gradreg.engine._observe import Capture, attached, grad_mode, observe, usable
+from gradreg.engine._observe import Capture, grad_mode, observe, usable
+from gradreg.engine._points import Points
 from gradreg.engine._pull import warn_disconnected
-from gradreg.engine._request import Points, Request
+from gradreg.engine._recorder import attached
+from gradreg.engine._request import Request
 from gradreg.engine._scale import scaled, unscaled
 from gradreg.errors import CompatibilityError, CoupledExamplesError, GradregError
 from gradreg.model import (

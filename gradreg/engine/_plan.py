@@ -14,7 +14,8 @@ from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import run
 from gradreg.engine._observe import grad_mode, observe
 from gradreg.engine._params import default_chunk, examples_are_apart
-from gradreg.engine._request import Points, Request, resolve
+from gradreg.engine._points import Points
+from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide
 from gradreg.errors import GradregWarning
 from gradreg.model import Ensemble, SharedBase, aligned_heads, devices_of, preserved

@@ -12,8 +12,9 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._pull import pull_with_values
-from gradreg.engine._request import Points, resolve
+from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved, swapped
 from gradreg.scalars import ScalarFunction, bind
@@ -72,9 +73,9 @@ def values_and_gradients(
     model: nn.Module,
     batch: Batch,
     of: ScalarFunction,
-    wrt: Wrt,
+    wrt: Wrt | tuple[Wrt, ...],
     *,
-    at: Mapping[str, Tensor],
+    at: Mapping[str, Tensor] | None = None,
     differentiable: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the scalars at given points and their gradients there, from one forward.
@@ -84,7 +85,7 @@ def values_and_gradients(
         batch: As in `gradients`.
         of: As in `gradients`.
         wrt: What `at` replaces and gradients are taken with respect to: inputs, features or activations.
-        at: The points.
+        at: The points; None: where the batch is.
         differentiable: Keep the graph.
 
     Returns:

@@ -15,7 +15,7 @@ from gradreg.batch import substituted
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import evaluate_checked
 from gradreg.engine._observe import Capture
-from gradreg.engine._request import Points
+from gradreg.engine._points import Points
 from gradreg.engine._scale import scaled, unscaled
 from gradreg.errors import DisconnectedWarning, warn
 from gradreg.model import Ensemble

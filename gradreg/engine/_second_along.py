@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine._gradients import gradients
-from gradreg.engine._observe import attached, grad_mode
+from gradreg.engine._observe import grad_mode
+from gradreg.engine._recorder import attached
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Inputs
 

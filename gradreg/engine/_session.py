@@ -16,8 +16,10 @@ from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._params import pulled, stacked
+from gradreg.engine._points import Points, resolve_params, resolve_points
 from gradreg.engine._pull import pull, warn_disconnected
-from gradreg.engine._request import Points, head_count, resolve_params, resolve_points
+from gradreg.engine._request import head_count
+from gradreg.engine._tokens import prepared
 from gradreg.errors import GradregError, InPlaceError
 from gradreg.model import all_modules, check_compatible, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind
@@ -81,7 +83,7 @@ class Session:
             with grad_mode():
                 self._capture = observe(
                     self.model,
-                    self.batch,
+                    prepared(self.inner, self.batch),
                     self.points,
                     differentiable=bool(self.points) or self._for_params,
                     protect=False,

@@ -10,7 +10,8 @@ from torch import nn
 
 from gradreg.batch import Batch
 from gradreg.engine._observe import observe
-from gradreg.engine._request import Points, head_count
+from gradreg.engine._points import Points
+from gradreg.engine._request import head_count
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved, unwrap
 from gradreg.scalars import read_outputs

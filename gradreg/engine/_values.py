@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from gradreg.engine._checks import check_independent
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._pull import pull
-from gradreg.engine._request import Points, head_count, resolve
+from gradreg.engine._request import head_count, resolve
 from gradreg.engine._session import current_session
 from gradreg.model import devices_of, preserved
 from gradreg.scalars import ScalarFunction, read_outputs

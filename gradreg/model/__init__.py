@@ -1,12 +1,17 @@
 """A Module as a pure function: calling, swapping, heads, kernels, compatibility."""
 
+from gradreg.model._attention import MAP_SUFFIX as MAP_SUFFIX
+from gradreg.model._attention import eager_attention as eager_attention
+from gradreg.model._attention import written_out_attention as written_out_attention
 from gradreg.model._call import base_features as base_features
 from gradreg.model._call import call as call
+from gradreg.model._call import with_decoder_inputs as with_decoder_inputs
 from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
 from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
 from gradreg.model._compatibility import unwrap as unwrap
 from gradreg.model._copy import copied as copied
+from gradreg.model._embeddings import input_embeddings as input_embeddings
 from gradreg.model._functional import cloned_buffers as cloned_buffers
 from gradreg.model._functional import parameter_aliases as parameter_aliases
 from gradreg.model._functional import swapped as swapped

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine import Coverage, Factors, collect_factors, gradients
-from gradreg.engine._request import head_count, resolve_params
+from gradreg.engine._points import resolve_params
+from gradreg.engine._request import head_count
 from gradreg.errors import AttributionWarning, warn
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._borrow import borrowed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gradreg.engine._request import resolve_params
+from gradreg.engine._points import resolve_params
 from gradreg.errors import GradregError
 from gradreg.wrt import Params
 

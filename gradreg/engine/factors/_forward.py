@@ -11,7 +11,8 @@ from gradreg.engine._checks import closes_over
 from gradreg.engine._coupling import check_uncoupled
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import observe
-from gradreg.engine._request import Points, Request
+from gradreg.engine._points import Points
+from gradreg.engine._request import Request
 from gradreg.engine.factors._axes import CallAxes
 from gradreg.engine.factors._consumers import consumers
 from gradreg.engine.factors._record import Call, recorded

@@ -1,0 +1,1 @@
+"""Models of transformers: their families, and commands that look into real ones."""

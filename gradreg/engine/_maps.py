@@ -1,0 +1,159 @@
+"""Which attention maps a model has, found once by measurement: counted, and its outputs compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gradreg.batch import Batch
+from gradreg.errors import CompatibilityError
+from gradreg.model import (
+    call,
+    devices_of,
+    differentiable_kernels,
+    eager_attention,
+    preserved,
+    written_out_attention,
+)
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """How the attention of a model is reached.
+
+    Attributes:
+        calls: From the name of every module that computes attention to how often a forward calls it.
+        silent: Attention modules that were called and whose weights were not seen.
+        softmax: Whether maps are softmaxes that the model writes out itself.
+        eager: Whether the model must be told to write them out.
+        problem: Why the maps cannot be trusted; empty if they can.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    softmax: bool = False
+    eager: bool = False
+    problem: str = ""
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Attentions]] = WeakKeyDictionary()
+
+# Outputs with and without interception agree to this share of the largest; models of float64 often compute in float32 inside
+_SHARE = {torch.float64: 1e-5, torch.float32: 1e-5}
+_HALF_SHARE = 0.05
+
+
+def attentions(inner: nn.Module, batch: Batch) -> Attentions:
+    """Find the attention maps of a model from forwards on two examples; each model is looked at once.
+
+    First calls of `scaled_dot_product_attention` are intercepted; where attention modules stay silent their softmaxes are,
+    and where that is not enough the model is told to use eager attention for the time of a forward. Two forwards must make
+    the same calls and give the outputs of a forward without interception.
+
+    Raises:
+        CompatibilityError: If activations are checkpointed: they are recomputed outside.
+    """
+    _refuse_checkpointing(inner)
+    known = _KNOWN.setdefault(inner, {})
+    key = (inner.training, getattr(getattr(inner, "config", None), "_attn_implementation", None), *batch.input_names)
+    if key not in known:
+        known[key] = _looked_at(inner, batch[:2])
+    return known[key]
+
+
+@contextmanager
+def reached(inner: nn.Module, found: Attentions, seen: Any) -> Iterator[list[str]]:
+    """Show the maps of the forward inside to `seen(module name, weights) -> weights`.
+
+    Args:
+        inner: The model.
+        found: What is known of its attention.
+        seen: Called with every map.
+
+    Yields:
+        The names of the attention modules that were called.
+    """
+    with (
+        eager_attention(inner) if found.eager else nullcontext(),
+        written_out_attention(inner, seen, softmax=found.softmax) as called,
+    ):
+        yield called
+
+
+def _refuse_checkpointing(inner: nn.Module) -> None:
+    names = [
+        name
+        for name, module in inner.named_modules()
+        if module.training and getattr(module, "gradient_checkpointing", False)
+    ]
+    if names:
+        raise CompatibilityError(
+            f"Activations are checkpointed in {', '.join(map(repr, names[:3]))}: they are recomputed in the backward, where "
+            "attention maps are not intercepted. Call model.gradient_checkpointing_disable() for this, or model.eval()."
+        )
+
+
+def _looked_at(inner: nn.Module, batch: Batch) -> Attentions:
+    found = Attentions()
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        preserved(inner, devices_of(inner)),
+        differentiable_kernels(inner, twice=False),
+    ):
+        for module in inner.modules():
+            module.training = False  # dropout would differ; `preserved` puts the flags back
+        plain = call(inner, batch)
+        for softmax, eager in ((False, False), (True, False), (True, True)):
+            found, outputs = _tried(inner, batch, Attentions(softmax=softmax, eager=eager))
+            if found.calls and not found.silent:
+                break
+        again, _ = _tried(inner, batch, found)
+        if again.calls != found.calls:
+            return replace(
+                found, problem=f"two forwards make different attention calls, {found.calls} and {again.calls}"
+            )
+        difference = _difference(plain, outputs, batch)
+        if difference is not None:
+            return replace(found, problem=difference)
+    return found
+
+
+def _tried(inner: nn.Module, batch: Batch, how: Attentions) -> tuple[Attentions, Any]:
+    calls: dict[str, int] = {}
+
+    def seen(name: str, weights: Tensor) -> Tensor:
+        calls[name] = calls.get(name, 0) + 1
+        return weights
+
+    with reached(inner, how, seen) as called:
+        outputs = call(inner, batch)
+    silent = tuple(name for name in dict.fromkeys(called) if name not in calls)
+    return Attentions(calls, silent, how.softmax, how.eager), outputs
+
+
+def _difference(plain: Any, outputs: Any, batch: Batch) -> str | None:
+    """Say where outputs differ, on the positions that a mask leaves visible."""
+    mask = batch.named_inputs().get("attention_mask")
+    for before, after in zip(_floats(plain), _floats(outputs), strict=False):
+        if before.shape != after.shape:
+            return f"an output has shape {tuple(before.shape)} without interception and {tuple(after.shape)} with it"
+        if isinstance(mask, Tensor) and mask.dim() == 2 and before.shape[:2] == mask.shape:
+            before, after = before[mask.bool()], after[mask.bool()]
+        scale = float(before.abs().max()) if before.numel() else 0.0
+        gap = float((before - after).abs().max()) if before.numel() else 0.0
+        if not gap <= _SHARE.get(before.dtype, _HALF_SHARE) * scale:
+            return f"outputs differ by {gap:.3g} (largest {scale:.3g}) from those without interception"
+    return None
+
+
+def _floats(outputs: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(dict(outputs) if hasattr(outputs, "keys") else outputs)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

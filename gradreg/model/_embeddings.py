@@ -1,0 +1,46 @@
+"""Where a model turns tokens into vectors."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gradreg.errors import UnknownNameError, closest
+from gradreg.model._walk import walk
+
+
+def input_embeddings(model: nn.Module) -> dict[str, int]:
+    """Return the modules that embed a model's inputs, each with how often a forward calls it.
+
+    Models of transformers name them (`get_input_embeddings`), encoder-decoders one each for encoder and decoder, which may be
+    one module called twice. Of any other model it is its only `nn.Embedding`.
+
+    Raises:
+        UnknownNameError: If there is none, or several of which none is the input's by name.
+    """
+    names = {id(module): name for name, module in walk(model)}
+    sides = [model]
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        sides = [getattr(model, f"get_{side}")() for side in ("encoder", "decoder")]
+    found = [names.get(id(module)) for side in sides if (module := _own(side)) is not None]
+    known = [name for name in found if name is not None]
+    if known:
+        return {name: known.count(name) for name in dict.fromkeys(known)}
+    tables = [name for name, module in walk(model) if isinstance(module, nn.Embedding)]
+    if len(tables) == 1:
+        return {tables[0]: 1}
+    raise UnknownNameError(
+        f"{type(model).__name__} has {len(tables)} embeddings ({closest('embed', tables)}) and does not say which one embeds its "
+        'inputs: name it, Embeddings("<module>").'
+    )
+
+
+def _own(side: nn.Module) -> nn.Module | None:
+    """Return the embedding of a model, of an encoder or of a decoder."""
+    getter = getattr(side, "get_input_embeddings", None)
+    if getter is None:
+        return None
+    try:
+        module = getter()
+    except (NotImplementedError, AttributeError):
+        return None
+    return module if isinstance(module, nn.Module) else None
