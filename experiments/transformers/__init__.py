@@ -1,0 +1,1 @@
+"""Programs on transformers: real models that packages bring, and models of the user's own."""
