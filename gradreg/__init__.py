@@ -8,7 +8,9 @@ from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
 from gradreg.attribution import LogitJacobian as LogitJacobian
+from gradreg.attribution import SimilarityReport as SimilarityReport
 from gradreg.attribution import expected_gradients as expected_gradients
+from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.attribution import input_x_gradient as input_x_gradient
 from gradreg.attribution import integrated_gradients as integrated_gradients
 from gradreg.attribution import logit_jacobian as logit_jacobian
@@ -75,6 +77,7 @@ __all__ = [
     "Plan",
     "Regularizer",
     "SharedBase",
+    "SimilarityReport",
     "TracIn",
     "ZeroSecondDerivativeWarning",
     "across_heads",
@@ -84,6 +87,7 @@ __all__ = [
     "directional",
     "errors",
     "expected_gradients",
+    "explain_similarity",
     "gradients",
     "heads",
     "inner_scale",

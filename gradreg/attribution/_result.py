@@ -182,9 +182,7 @@ class Attribution(Fields):
         """
         return top(self, k, example, target)
 
-    def plot(
-        self, example: int = 0, target: int | Sequence[int | None] | None = None
-    ) -> Any:
+    def plot(self, example: int = 0, target: int | Sequence[int | None] | None = None) -> Any:
         """Draw a matplotlib Figure: bars for one target, a heat map of targets and tokens for all along one axis.
 
         Args:
