@@ -1,0 +1,121 @@
+"""An attribution as text, and the parts of it that are shown."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gradreg.attribution._check import EXAMPLE
+from gradreg.attribution._select import number
+from gradreg.errors import GradregError
+
+if TYPE_CHECKING:
+    from gradreg.attribution._result import Attribution
+
+__all__ = ["as_lines", "as_text", "chosen", "one_axis", "shown_labels", "target_name", "target_names"]
+
+TOKEN = "token"
+"""The axis of targets of which there is one for every token."""
+
+_MOST_LINES, _MOST_TOKENS = 12, 6
+
+
+def as_text(a: Attribution) -> str:
+    """Return one line: what was attributed to what, and how well it sums up."""
+    first = next(iter(a.by_key.values()))
+    sizes = [f"{size} {axis}" for axis, size in zip(a.target_axes, first.shape[1:], strict=False)]
+    start = 1 + len(a.target_axes)
+    keys = [f"{key!r} {list(value.shape[start:])}" for key, value in a.by_key.items()]
+    n = first.shape[0]
+    parts = [f"{n} example" + ("s" if n != 1 else ""), *([" x ".join(sizes)] if sizes else []), ", ".join(keys)]
+    text = f"Attribution by {a.method} per {a.per}: {', '.join(parts)}"
+    if a.delta is not None and a.delta.numel():
+        text += f"; largest |delta| {float(a.delta.abs().max()):.2g}"
+    if a.error is not None and a.error.numel():
+        text += f", largest estimated error {float(a.error.max()):.2g}"
+    return text
+
+
+def as_lines(a: Attribution) -> list[str]:
+    """Return a line per example and target with its largest scores, up to a dozen."""
+    first = next(iter(a.by_key.values()))
+    start = 1 + len(a.target_axes)
+    if any(value.dim() > start + 1 for value in a.by_key.values()):
+        return []
+    shape = first.shape[:start]
+    lines = []
+    for place in itertools.islice(itertools.product(*map(range, shape)), _MOST_LINES):
+        example, target = place[0], place[1:]
+        best = a.top(_MOST_TOKENS, example=example, target=target)
+        named = [f"{EXAMPLE} {example}", *(target_name(a, n, one, example) for n, one in enumerate(target))]
+        lines.append(f"  {', '.join(named)}: " + ", ".join(f"{one.label!r} {one.score:+.3g}" for one in best))
+    rest = shape.numel() - len(lines)
+    return lines + ([f"  ... and {rest} more"] if rest > 0 else [])
+
+
+def target_names(a: Attribution, axis: int, example: int) -> list[str]:
+    """Return a name for every target along an axis: its label, the token there, or nothing."""
+    name = a.target_axes[axis]
+    size = next(iter(a.by_key.values())).shape[1 + axis]
+    if name in a.target_labels:
+        return list(a.target_labels[name])
+    if name == TOKEN:
+        # of an encoder-decoder the outputs are those of the decoder, whose key comes last
+        for key in reversed(list(a.by_key)):
+            if a.by_key[key].shape[1 + len(a.target_axes)] == size and key in {*a.labels, *a.ids}:
+                return shown_labels(a, key, example)
+    return [""] * size
+
+
+def target_name(a: Attribution, axis: int, place: int, example: int) -> str:
+    """Return a target's name along one axis, such as `class 2 (B-PER)`."""
+    own = target_names(a, axis, example)[place]
+    return f"{a.target_axes[axis]} {place}" + (f" ({own.strip() or own!r})" if own else "")
+
+
+def one_axis(a: Attribution) -> None:
+    """Refuse scores whose sources have more than one axis, for these cannot be listed.
+
+    Raises:
+        GradregError: Says how to get there.
+    """
+    start = 1 + len(a.target_axes)
+    for key, scores in a.by_key.items():
+        if scores.dim() > start + 1:
+            raise GradregError(
+                f"The scores of {key!r} are per feature, with the shape {list(scores.shape[start:])} for each target; only "
+                "one axis can be shown. Ask for per='token', or sum over the others with dataclasses.replace."
+            )
+
+
+def shown_labels(a: Attribution, key: str, example: int) -> list[str]:
+    """Return a label for every position: the token, else its id, else its number."""
+    if key in a.labels:
+        return list(a.labels[key][example])
+    if key in a.ids:
+        return [f"id {one}" for one in a.ids[key][example].tolist()]
+    return [str(place) for place in range(a.by_key[key].shape[1 + len(a.target_axes)])]
+
+
+def chosen(a: Attribution, example: int, target: int | Sequence[int]) -> list[tuple[str, Tensor, list[str]]]:
+    """Return key, scores `[L]` and labels of one example and target.
+
+    Raises:
+        GradregError: If there is none such.
+    """
+    one_axis(a)
+    given = [target] if isinstance(target, int) else list(target)
+    first = next(iter(a.by_key.values()))
+    axes = (EXAMPLE, *a.target_axes)
+    if len(given) != len(a.target_axes):
+        names = ", ".join(a.target_axes) or "none"
+        raise GradregError(
+            f"target={target!r} has {len(given)} numbers; the axes of targets are {len(a.target_axes)} ({names})."
+        )
+    place = tuple(
+        number(one, size, axis) for one, size, axis in zip([example, *given], first.shape, axes, strict=False)
+    )
+    return [(key, scores[place].detach(), shown_labels(a, key, place[0])) for key, scores in a.by_key.items()]
