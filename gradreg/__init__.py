@@ -6,7 +6,9 @@ from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
+from gradreg.attribution import AttentionReport as AttentionReport
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import attention_report as attention_report
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "AttentionMaps",
+    "AttentionReport",
     "Attribution",
     "Batch",
     "Checkpoint",
@@ -70,6 +73,7 @@ __all__ = [
     "across_heads",
     "all_logits",
     "as_batch",
+    "attention_report",
     "check_double_backward",
     "directional",
     "errors",
