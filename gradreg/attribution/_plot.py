@@ -119,9 +119,7 @@ def _separate(axes: Any, segments: list[tuple[int, str]], *, horizontal: bool) -
 
 def _limited(count: int, what: str) -> int:
     if count > _MOST_ROWS:
-        raise GradregError(
-            f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...)."
-        )
+        raise GradregError(f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...).")
     return count
 
 

@@ -115,9 +115,7 @@ class Attribution:
     def total(self) -> Tensor:
         """The sum of all scores of every target, without padded positions, `[n, *targets]`."""
         lead = 1 + len(self.target_axes)
-        return sum(
-            (self._real(key).flatten(lead).sum(-1) for key in self.by_key), start=torch.zeros(()).to(self._first)
-        )
+        return sum((self._real(key).flatten(lead).sum(-1) for key in self.by_key), start=torch.zeros(()).to(self._first))
 
     @property
     def relative_delta(self) -> Tensor | None:
@@ -164,9 +162,7 @@ class Attribution:
             GradregError: If there are no ids, or they are not in the vocabulary.
         """
         if not self.ids:
-            raise GradregError(
-                "This attribution has no token ids, so a tokenizer cannot name its positions; set labels."
-            )
+            raise GradregError("This attribution has no token ids, so a tokenizer cannot name its positions; set labels.")
         labels = {
             key: [[token.label for token in read_tokens(tokenizer, row)] for row in ids.tolist()]
             for key, ids in self.ids.items()

@@ -156,7 +156,12 @@ def _words_of(text: str) -> list[int]:
 
 def _adds_to_the_last(category: str, character: str, last: str) -> bool:
     """Tell accents, vowel signs, skin colors, invisible characters, and what an invisible joiner ties to the last one."""
-    return category[0] == "M" or category == "Cf" or "\U0001f3fb" <= character <= "\U0001f3ff" or last == "\u200d"
+    return (
+        category[0] == "M"
+        or category == "Cf"
+        or "\U0001f3fb" <= character <= "\U0001f3ff"
+        or last == "\u200d"
+    )
 
 
 def _joins(text: str, place: int) -> bool:

@@ -41,12 +41,10 @@ def load(path: Path) -> tuple[dict[str, AttentionSide], dict[str, Any]]:
         sides = {}
         for place, described in enumerate(about["sides"]):
             start = f"{place}/table/"
-            sides[described["name"]] = AttentionSide(
-                described["name"],
-                *(tuple(described[name]) for name in _NAMES),
-                {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)},
-                *(tensors[f"{place}/{name}"] for name in _COUNTS),
-            )
+            arguments: dict[str, Any] = {name: tuple(described[name]) for name in _NAMES}
+            arguments |= {name: tensors[f"{place}/{name}"] for name in _COUNTS}
+            table = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+            sides[described["name"]] = AttentionSide(name=described["name"], table=table, **arguments)
     except (KeyError, TypeError) as problem:
         raise GradregError(f"{path} says it is an attention report, but lacks or garbles {problem}.") from problem
     return sides, about
