@@ -28,6 +28,7 @@ _LABELS = {
     "weighted_gradient": "Σ attention * ∂ of / ∂ attention",
     "joint_score_gradient": "∂ of / ∂ scores of a kind",
 }
+_COLUMNS = 3
 _SIGNED = {"signed_gradient", "weighted_gradient", "joint_score_gradient"}
 
 
@@ -35,6 +36,8 @@ def plot(sides: Mapping[str, AttentionSide], path: Path | None, quantities: tupl
     """Draw a row of panels for every side; see `AttentionReport.plot`."""
     from matplotlib.figure import Figure
 
+    if not quantities:
+        raise UnknownNameError(f"quantities is empty; there are {closest('', QUANTITIES, 9)}.")
     for quantity in quantities:
         if quantity not in QUANTITIES:
             raise UnknownNameError(
@@ -43,12 +46,18 @@ def plot(sides: Mapping[str, AttentionSide], path: Path | None, quantities: tupl
     kinds = list(dict.fromkeys(kind for side in sides.values() for kind in side.kinds))
     layers = max(len(side.layers) for side in sides.values())
     wide = min(max(4.6, 0.5 * layers * max(1.0, len(kinds) / 3)), 12)
-    figure = Figure(figsize=(wide * len(quantities), 0.7 + 3.4 * len(sides)), layout="constrained")
-    panels = figure.subplots(len(sides), len(quantities), squeeze=False)
-    for row, side in zip(panels, sides.values(), strict=True):
-        for axes, quantity in zip(row, quantities, strict=True):
+    # several sides have a row each, or as many as their quantities take
+    lines = [quantities[start : start + _COLUMNS] for start in range(0, len(quantities), _COLUMNS)]
+    rows = [(side, line) for side in sides.values() for line in lines]
+    columns = max(map(len, lines))
+    figure = Figure(figsize=(wide * columns, 0.7 + 3.4 * len(rows)), layout="constrained")
+    shown: dict[str, Any] = {}
+    for row, (side, line) in zip(figure.subplots(len(rows), columns, squeeze=False), rows, strict=True):
+        for axes, quantity in zip(row, line, strict=False):
             _panel(axes, side, quantity, kinds)
-    shown = {label: handle for row in panels for handle, label in zip(*row[0].get_legend_handles_labels(), strict=True)}
+            shown |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        for axes in row[len(line) :]:
+            axes.set_axis_off()
     legend = figure.legend(
         shown.values(), shown.keys(), loc="outside lower center", ncols=min(len(shown), 6), frameon=False, fontsize=9
     )

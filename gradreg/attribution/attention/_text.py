@@ -31,7 +31,8 @@ def _table(side: AttentionSide) -> list[str]:
     index = ["", "layer", *(f"{number:>5}" for number in side.layers)]
     rows: list[str] = []
     while blocks:
-        taken, width = [], len(index[1])
+        taken: list[list[str]] = []
+        width = len(index[1])
         while blocks and (not taken or width + 3 + len(blocks[0][1]) <= _WIDTH):
             taken.append(blocks.pop(0))
             width += 3 + len(taken[-1][1])
