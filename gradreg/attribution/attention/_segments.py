@@ -85,7 +85,7 @@ def segments_of(batch: Batch, valid: Tensor | Mapping[str, Tensor] | None) -> di
     """Return the segments of a batch, with their token ids and real positions.
 
     Real positions are those of `attention_mask` and `decoder_attention_mask`; without the latter, targets end before labels
-    that are ignored to the end.
+    that are ignored to the end. A decoder that is given no ids makes its own of the source, and ends where that does.
 
     Args:
         batch: The batch.
@@ -95,11 +95,11 @@ def segments_of(batch: Batch, valid: Tensor | Mapping[str, Tensor] | None) -> di
         BatchError: If given positions have no such shape, or belong to no segment.
     """
     named = batch.named_inputs()
+    source, decoder = _mask(named.get("attention_mask")), named.get("decoder_input_ids")
+    end = source if decoder is None else _before_ignored(batch.targets, decoder)
     found = {
-        SOURCE: Segment(SOURCE, _ids(named.get("input_ids", named.get("inputs"))), _mask(named.get("attention_mask"))),
-        TARGET: Segment(
-            TARGET, _ids(named.get("decoder_input_ids")), _mask(named.get("decoder_attention_mask"), _labels(batch))
-        ),
+        SOURCE: Segment(SOURCE, _ids(named.get("input_ids", named.get("inputs"))), source),
+        TARGET: Segment(TARGET, _ids(decoder), _mask(named.get("decoder_attention_mask"), end)),
         CONTEXT: Segment(CONTEXT, None, _mask(named.get("encoder_attention_mask"))),
     }
     given = valid if isinstance(valid, Mapping) else {} if valid is None else {SOURCE: valid}
@@ -124,11 +124,8 @@ def _mask(value: Any, otherwise: Tensor | None = None) -> Tensor | None:
     return value != 0 if isinstance(value, Tensor) and value.dim() == 2 else otherwise
 
 
-def _labels(batch: Batch) -> Tensor | None:
-    """Return what stands before labels that are ignored to the end, of targets that are labels of tokens."""
-    labels, ids = batch.targets, batch.named_inputs().get("decoder_input_ids")
-    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.is_floating_point():
-        return None
-    if isinstance(ids, Tensor) and ids.shape != labels.shape:
+def _before_ignored(labels: Any, ids: Any) -> Tensor | None:
+    """Return which positions stand before labels that are ignored to the end, where labels are of tokens."""
+    if not isinstance(labels, Tensor) or not isinstance(ids, Tensor) or labels.shape != ids.shape:
         return None
     return (labels != IGNORED_LABEL).flip(1).cumsum(1).flip(1) > 0
