@@ -6,6 +6,7 @@ from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
+from gradreg.attribution import AttentionReport as AttentionReport
 from gradreg.attribution import Attribution as Attribution
 from gradreg.attribution import LogitJacobian as LogitJacobian
 from gradreg.attribution import SimilarityReport as SimilarityReport
@@ -18,6 +19,7 @@ from gradreg.attribution import mean_embedding as mean_embedding
 from gradreg.attribution import saliency as saliency
 from gradreg.attribution import smooth_grad as smooth_grad
 from gradreg.attribution import token_baseline as token_baseline
+from gradreg.attribution import attention_report as attention_report
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "AttentionMaps",
+    "AttentionReport",
     "Attribution",
     "Batch",
     "Checkpoint",
@@ -83,6 +86,7 @@ __all__ = [
     "across_heads",
     "all_logits",
     "as_batch",
+    "attention_report",
     "check_double_backward",
     "directional",
     "errors",
