@@ -161,7 +161,8 @@ def _on_two(request: Request) -> dict[str, Tensor]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradregWarning)
-        return run(small, decide(small))
+        # layer factors carry no graph: what serves a differentiable call must be tried on a small one too
+        return run(small, decide(small, factors=not request.differentiable))
 
 
 def _targets(request: Request, few: dict[str, Tensor]) -> torch.Size:
