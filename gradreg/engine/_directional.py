@@ -14,7 +14,8 @@ from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
 from gradreg.engine._request import Request, resolve
-from gradreg.errors import GradregError, ScalarError, UnknownNameError, closest
+from gradreg.engine._routes import forward_refusal, note_forward_refusal, refusal_text
+from gradreg.errors import GradregError, ScalarError, SlowRouteWarning, UnknownNameError, closest, warn
 from gradreg.model import devices_of, preserved, swapped, train_mode_batch_norms
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads
 from gradreg.wrt import Wrt
@@ -35,7 +36,8 @@ def directional(
 
     One forward pass with tangents per direction serves all targets at once. With `differentiable=True` the sums are taken
     from reverse-mode gradients, because differentiating a forward-mode pass is wrong through LayerNorm and some others in
-    torch (pytorch/pytorch#196700).
+    torch (pytorch/pytorch#196700). Models that do not run in forward mode get the same sums, with a `SlowRouteWarning` once;
+    `plan` tells from then on.
 
     Args:
         model: Any module.
@@ -64,14 +66,23 @@ def directional(
     """
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable, chunk_size=chunk_size)
     given = _named(request, directions)
-    if not differentiable and not train_mode_batch_norms(request.inner):
-        try:
-            return _forward(request, given)
-        except GradregError:
-            raise
-        except (RuntimeError, NotImplementedError):
-            pass  # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
-    return _reverse(request, given)
+    if differentiable or train_mode_batch_norms(request.inner) or forward_refusal(request) is not None:
+        return _reverse(request, given)
+    try:
+        return _forward(request, given)
+    except GradregError:
+        raise
+    except (RuntimeError, NotImplementedError) as refusal:
+        reason = refusal_text(refusal)
+    # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
+    result = _reverse(request, given)
+    if note_forward_refusal(request, reason):
+        warn(
+            f"{type(request.inner).__name__} does not run in forward mode ({reason}); directional derivatives are taken from "
+            "reverse-mode gradients instead, one backward per target.",
+            SlowRouteWarning,
+        )
+    return result
 
 
 def _named(request: Request, directions: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

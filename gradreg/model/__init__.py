@@ -7,6 +7,7 @@ from gradreg.model._call import base_features as base_features
 from gradreg.model._call import call as call
 from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
+from gradreg.model._compatibility import compiled_modules as compiled_modules
 from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
 from gradreg.model._compatibility import unwrap as unwrap
 from gradreg.model._copy import copied as copied
@@ -18,6 +19,7 @@ from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import SharedBase as SharedBase
 from gradreg.model._kernels import allowed_attention_kernels as allowed_attention_kernels
 from gradreg.model._kernels import attention_kernels as attention_kernels
+from gradreg.model._kernels import checkpoints_activations as checkpoints_activations
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._masks_in_full import looks_at_masks as looks_at_masks
 from gradreg.model._masks_in_full import masks_in_full as masks_in_full
