@@ -15,8 +15,8 @@ from gradreg.engine._frozen_linear import FrozenLinear
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
 from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import refusal_text
-from gradreg.errors import GradregError, RouteError, ScalarError, UnknownNameError, closest
+from gradreg.engine._routes import forward_refusal, note_forward_refusal, refusal_text
+from gradreg.errors import GradregError, RouteError, ScalarError, SlowRouteWarning, UnknownNameError, closest, warn
 from gradreg.model import devices_of, preserved, swapped, train_mode_batch_norms
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads
 from gradreg.wrt import Wrt
@@ -38,7 +38,8 @@ def directional(
 
     One forward pass with tangents per direction serves all targets at once. With `differentiable=True` the sums are taken
     from reverse-mode gradients, because differentiating a forward-mode pass is wrong through LayerNorm and some others in
-    torch (pytorch/pytorch#196700).
+    torch (pytorch/pytorch#196700). Models that do not run in forward mode get the same sums, with a `SlowRouteWarning` once;
+    `plan` tells from then on.
 
     Args:
         model: Any module.
@@ -74,17 +75,25 @@ def directional(
     refusal = "differentiable=True takes sums from gradients" if differentiable else None
     if refusal is None and train_mode_batch_norms(request.inner):
         refusal = "BatchNorm in train mode"
-    if route != "reverse" and refusal is None:
+    known = refusal or forward_refusal(request)
+    if route != "reverse" and (known is None or (route == "forward" and refusal is None)):
         try:
             return _forward(request, given)
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
             # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
-            refusal = refusal_text(problem)
+            known = refusal_text(problem)
     if route == "forward":
-        raise RouteError(f'route="forward" is refused ({refusal}); route="reverse" gives the same numbers.')
-    return _reverse(request, given)
+        raise RouteError(f'route="forward" is refused ({known}); route="reverse" gives the same numbers.')
+    result = _reverse(request, given)
+    if route == "auto" and refusal is None and known is not None and note_forward_refusal(request, known):
+        warn(
+            f"{type(request.inner).__name__} does not run in forward mode ({known}); directional derivatives are taken from "
+            "reverse-mode gradients instead, one backward per target.",
+            SlowRouteWarning,
+        )
+    return result
 
 
 def _named(request: Request, directions: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

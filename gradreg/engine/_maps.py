@@ -16,6 +16,7 @@ from gradreg.batch import Batch
 from gradreg.errors import CompatibilityError
 from gradreg.model import (
     call,
+    compiled_modules,
     devices_of,
     differentiable_kernels,
     eager_attention,
@@ -58,9 +59,14 @@ def attentions(inner: nn.Module, batch: Batch) -> Attentions:
     the same calls and give the outputs of a forward without interception.
 
     Raises:
-        CompatibilityError: If activations are checkpointed: they are recomputed outside.
+        CompatibilityError: If a part of the model is compiled: its calls are not seen.
     """
-    _refuse_checkpointing(inner)
+    compiled = compiled_modules(inner)
+    if compiled:
+        raise CompatibilityError(
+            f"The attention of a compiled module cannot be seen ({', '.join(map(repr, compiled[:3]))}). Pass the uncompiled "
+            "model (model._orig_mod), or one on which .compile() was not called."
+        )
     known = _KNOWN.setdefault(inner, {})
     key = (inner.training, getattr(getattr(inner, "config", None), "_attn_implementation", None), *batch.input_names)
     if key not in known:
@@ -85,19 +91,6 @@ def reached(inner: nn.Module, found: Attentions, seen: Any) -> Iterator[list[str
         written_out_attention(inner, seen, softmax=found.softmax) as called,
     ):
         yield called
-
-
-def _refuse_checkpointing(inner: nn.Module) -> None:
-    names = [
-        name
-        for name, module in inner.named_modules()
-        if module.training and getattr(module, "gradient_checkpointing", False)
-    ]
-    if names:
-        raise CompatibilityError(
-            f"Activations are checkpointed in {', '.join(map(repr, names[:3]))}: they are recomputed in the backward, where "
-            "attention maps are not intercepted. Call model.gradient_checkpointing_disable() for this, or model.eval()."
-        )
 
 
 def _looked_at(inner: nn.Module, batch: Batch) -> Attentions:

@@ -16,9 +16,9 @@ from gradreg.engine._observe import grad_mode, observe
 from gradreg.engine._params import default_chunk, examples_are_apart
 from gradreg.engine._points import Points
 from gradreg.engine._request import Request, resolve
-from gradreg.engine._routes import Decision, decide
+from gradreg.engine._routes import Decision, decide, forward_refusal
 from gradreg.errors import GradregWarning
-from gradreg.model import Ensemble, SharedBase, aligned_heads, devices_of, preserved
+from gradreg.model import Ensemble, SharedBase, aligned_heads, checkpoints_activations, devices_of, preserved
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Wrt
 
@@ -161,7 +161,8 @@ def _on_two(request: Request) -> dict[str, Tensor]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradregWarning)
-        return run(small, decide(small))
+        # layer factors carry no graph: what serves a differentiable call must be tried on a small one too
+        return run(small, decide(small, factors=not request.differentiable))
 
 
 def _targets(request: Request, few: dict[str, Tensor]) -> torch.Size:
@@ -213,6 +214,11 @@ def _notes(request: Request, decision: Decision) -> list[str]:
         chunk = request.chunk_size or default_chunk(request)
         if chunk < len(request.batch):
             notes.append(f"{chunk} examples at a time")
+    refusal = forward_refusal(request)
+    if refusal is not None:
+        notes.append(f"directional derivatives are taken from reverse mode: {refusal}")
+    if checkpoints_activations(request.inner):
+        notes.append("activations are not checkpointed inside: all of them are held until the backward")
     if decision.params == "loop":
         notes.append(
             "small forwards use the machine badly: one example at a time may take several times the stated cost"

@@ -13,8 +13,24 @@ from gradreg.errors import RouteError
 from gradreg.model import train_mode_batch_norms
 from gradreg.scalars import scalar_key
 
+# Why forward mode refused a model with a scalar, so that it is tried once
+_FORWARD_REFUSALS: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str]] = WeakKeyDictionary()
+
 # Why vmap refused a model with a scalar, in train and in eval mode, so that it is tried once
 _VMAP_REFUSALS: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str]] = WeakKeyDictionary()
+
+# What torch says when it refuses vmap or forward mode, and what that means
+_MEANINGS = {
+    "data-dependent control flow": "its code branches on values of tensors",
+    "calling .item()": "its code reads values of tensors",
+    "output dynamic shape": "a shape inside it depends on values, as where an end token is searched for",
+    "is not possible because there exists a Tensor": "it writes into a tensor that it made without the axis of examples",
+    "randomness error mode": "it draws random numbers",
+    "calling Tensor.requires_grad_()": "a hook in it sets requires_grad, as in models that checkpoint activations in train mode",
+    "setup_context": "it has an autograd.Function of its own, or activations are checkpointed",
+    "Batching rule not implemented": "an operation in it has no batching rule",
+    "forward AD": "an operation in it has no forward mode",
+}
 
 
 @dataclass
@@ -130,14 +146,29 @@ def _norm_text(norms: list[str]) -> str:
 
 
 def refusal_text(refusal: BaseException) -> str:
-    """Return the beginning of what torch says."""
+    """Return in plain words, where they are known, why a transform is refused, and the beginning of what torch says."""
     lines = str(refusal).splitlines()
-    return f"{type(refusal).__name__}: {shorten(lines[0] if lines else '', width=160, placeholder=' ...')}"
+    told = f"{type(refusal).__name__}: {shorten(lines[0] if lines else '', width=160, placeholder=' ...')}"
+    meaning = next((words for part, words in _MEANINGS.items() if part in str(refusal)), None)
+    return told if meaning is None else f"{meaning}; {told}"
 
 
 def note_vmap_refusal(request: Request, reason: str) -> bool:
     """Remember that vmap refused the model; return whether this is news."""
     known = _VMAP_REFUSALS.setdefault(request.inner, {})
+    news = not known
+    known[_refusal_key(request)] = reason
+    return news
+
+
+def forward_refusal(request: Request) -> str | None:
+    """Return why forward mode refused the model, if it did."""
+    return _FORWARD_REFUSALS.get(request.inner, {}).get(_refusal_key(request))
+
+
+def note_forward_refusal(request: Request, reason: str) -> bool:
+    """Remember that forward mode refused the model; return whether this is news."""
+    known = _FORWARD_REFUSALS.setdefault(request.inner, {})
     news = not known
     known[_refusal_key(request)] = reason
     return news

@@ -8,6 +8,7 @@ from gradreg.model._call import call as call
 from gradreg.model._call import with_decoder_inputs as with_decoder_inputs
 from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
+from gradreg.model._compatibility import compiled_modules as compiled_modules
 from gradreg.model._compatibility import train_mode_batch_norms as train_mode_batch_norms
 from gradreg.model._compatibility import unwrap as unwrap
 from gradreg.model._copy import copied as copied
@@ -19,7 +20,10 @@ from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import SharedBase as SharedBase
 from gradreg.model._kernels import allowed_attention_kernels as allowed_attention_kernels
 from gradreg.model._kernels import attention_kernels as attention_kernels
+from gradreg.model._kernels import checkpoints_activations as checkpoints_activations
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
+from gradreg.model._masks_in_full import looks_at_masks as looks_at_masks
+from gradreg.model._masks_in_full import masks_in_full as masks_in_full
 from gradreg.model._run_heads import VMAP_FROM as VMAP_FROM
 from gradreg.model._run_heads import HeadsRun as HeadsRun
 from gradreg.model._run_heads import Tap as Tap

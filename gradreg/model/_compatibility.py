@@ -40,6 +40,15 @@ def train_mode_batch_norms(model: nn.Module, modules: list[nn.Module] | None = N
     return [name for name, module in walk(model) if is_batch_norm(module)]
 
 
+def compiled_modules(model: nn.Module) -> list[str]:
+    """Return the names of compiled modules; the model itself is called `""`."""
+    return [name for name, module in walk(model) if _is_compiled(module)]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or vars(module).get("_compiled_call_impl") is not None
+
+
 def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
     """Refuse models for which the wanted derivative is wrong or does not exist; all problems are listed at once.
 
@@ -64,10 +73,10 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
         )
     for name, module in walk(inner):
         label = f"module {name!r}" if name else "the model"
-        if type(module).__name__ == "OptimizedModule" and differentiable:
+        if _is_compiled(module) and differentiable:
             problems.append(
                 f"{label} is compiled; compiled graphs have no double backward. Pass the uncompiled module "
-                "(model._orig_mod), and compile around the whole training step if at all."
+                "(model._orig_mod, or one on which .compile() was not called), and compile around the whole training step if at all."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             problems.append(f"{label} has max_norm, which rewrites its weight in the forward; renormalize outside it.")

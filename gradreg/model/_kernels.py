@@ -14,6 +14,9 @@ from gradreg.model._walk import all_modules
 # Of flash, memory-efficient, cuDNN and math attention, the one that can be differentiated twice
 MATH_ONLY = (False, False, False, True)
 
+# Where modules of transformers keep whether they checkpoint in train mode
+_CHECKPOINTING = "gradient_checkpointing"
+
 
 @contextmanager
 def differentiable_kernels(
@@ -24,7 +27,8 @@ def differentiable_kernels(
     The inference path of `nn.TransformerEncoder` and `nn.MultiheadAttention` is always switched off: it looks at
     `requires_grad`, which is False inside transforms. With `twice`, scaled dot-product attention runs on its math kernel
     (the fused ones have no derivative of their backward, and no forward mode) and recurrent networks leave cuDNN. Must
-    surround the forward; around the backward it is too late.
+    surround the forward; around the backward it is too late. Models of transformers do not checkpoint their activations: they
+    would be computed again in the backward, with other kernels and with other parameters than those put in for the forward.
 
     Args:
         model: The module whose forward runs inside.
@@ -38,7 +42,10 @@ def differentiable_kernels(
     modules = all_modules(model) if modules is None else modules
     recurrent = twice and torch.backends.cudnn.is_available() and any(isinstance(m, nn.RNNBase) for m in modules)
     fast_path, kernels = torch.backends.mha.get_fastpath_enabled(), attention_kernels()
+    checkpointed = [vars(module) for module in modules if _checkpoints(module)]
     try:
+        for attributes in checkpointed:
+            attributes[_CHECKPOINTING] = False
         torch.backends.mha.set_fastpath_enabled(False)
         if twice:
             _allow(MATH_ONLY)
@@ -48,9 +55,20 @@ def differentiable_kernels(
         ):
             yield
     finally:
+        for attributes in checkpointed:
+            attributes[_CHECKPOINTING] = True
         torch.backends.mha.set_fastpath_enabled(fast_path)
         if twice:
             _allow(kernels)
+
+
+def checkpoints_activations(model: nn.Module) -> bool:
+    """Whether a module of transformers, as it is now, computes its activations again in the backward."""
+    return any(map(_checkpoints, all_modules(model)))
+
+
+def _checkpoints(module: nn.Module) -> bool:
+    return module.training and bool(vars(module).get(_CHECKPOINTING))
 
 
 def attention_kernels() -> tuple[bool, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gradreg.engine.factors._axes import CallAxes
 from gradreg.engine.factors._closed_forms import CHANNELS_SECOND, closed_form
@@ -13,7 +15,12 @@ from gradreg.engine.factors._record import Call
 
 OUTSIDE = "it is used outside of the modules that hold parameters"
 NO_AXIS = "the examples have no axis of their own in a call of the module that uses it"
+STATEFUL = "it would be called a second time with an object that its first call may have changed"
 CHANGED = "what the module read was changed in place afterwards"
+
+
+# What a module can be given again; a cache of keys and values, for one, holds what the first call wrote
+_PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
 @dataclass
@@ -135,4 +142,6 @@ def _obstacle(call: Call, axes: CallAxes | None, parameter: nn.Parameter) -> str
         return NO_AXIS
     if any(axes.outputs[position] is None for position in call.edges) or all(axis is None for axis in axes.inputs):
         return NO_AXIS
+    if _own_attribute(call, axes, parameter) is None and not all(isinstance(leaf, _PLAIN) for leaf in call.inputs):
+        return STATEFUL
     return None

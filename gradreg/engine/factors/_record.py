@@ -126,17 +126,21 @@ def _hooks(
             running[-1].inputs, running[-1].structure = pytree.tree_flatten((args, kwargs))
             running[-1].note_versions()
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
         if not running or running[-1].module is not module:
-            return
+            return None
         call = running.pop()
         call.end = now()
-        leaves = pytree.tree_leaves(output)
+        leaves, structure = pytree.tree_flatten(output)
         call.outputs = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves]
-        for position, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                call.edges[position] = get_gradient_edge(leaf)
+        attached = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        several = len(attached) > 1 and closed_form(module) is None
+        for position in attached:
+            if several:  # one may be made of another: what passes here is to come from outside alone
+                leaves[position] = leaves[position].view_as(leaves[position])
+            call.edges[position] = get_gradient_edge(leaves[position])
         calls[call.key] = call
+        return pytree.tree_unflatten(leaves, structure) if several else None
 
     return before, see, after
 
