@@ -15,6 +15,7 @@ from gradreg.engine._directional import directional as directional
 from gradreg.engine._evaluate import map_heads as map_heads
 from gradreg.engine._gradients import gradients as gradients
 from gradreg.engine._gradients import parameter_gradients as parameter_gradients
+from gradreg.engine._head_factors import head_factors as head_factors
 from gradreg.engine._linear_factors import LinearFactors as LinearFactors
 from gradreg.engine._linear_factors import linear_factors as linear_factors
 from gradreg.engine._observe import grad_mode as grad_mode

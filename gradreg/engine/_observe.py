@@ -43,6 +43,7 @@ class Capture:
         sources: The shared inputs before they were copied.
         normalized: From the graph node of every train-mode BatchNorm output to the module's name.
         fused: A scalar and its gradient at the features, where they came with the forward.
+        first: The outputs of the heads' first linear layers and their weights, where these stand for copies of the features.
     """
 
     outputs: Any
@@ -53,6 +54,7 @@ class Capture:
     sources: dict[str, Tensor] = field(default_factory=dict)
     normalized: dict[Any, str] = field(default_factory=dict)
     fused: tuple[ScalarFunction, Tensor] | None = None
+    first: list[tuple[Tensor, Tensor]] | None = None
 
 
 def usable(batch: Batch) -> Batch:
@@ -146,6 +148,8 @@ def observe(
     if tap is not None and heads_apart:
         tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
+    if tap is not None and only and differentiable and copies and not (transformed or at or shift):
+        tap.behind_first = not tap.one_by_one
     if tap is not None and fuse is not None and differentiable and not at and only and not is_scaled():
         tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)
     recorder = Recorder(points, at, shift, tap, differentiable, transformed, len(batch))
@@ -164,7 +168,7 @@ def observe(
     capture.normalized = recorder.normalized
     capture.outputs = _outputs(outputs, points)
     if tap is not None and tap.run is not None:
-        capture.copies, capture.sources = tap.run.copies, tap.sources
+        capture.copies, capture.sources, capture.first = tap.run.copies, tap.sources, tap.run.first
         if tap.run.gradients is not None and fuse is not None:
             capture.fused = (fuse, tap.run.gradients)
     return capture
