@@ -73,6 +73,13 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "attribute": Command(
+        "gradreg.experiments.transformers.attribute",
+        "which tokens or words an output of a language model came from: table, JSON, page",
+        needs=("hydra", "transformers", "matplotlib"),
+        extra="all",
+        config="attribute",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

@@ -134,6 +134,12 @@ def shown_labels(a: Fields, key: str, example: int) -> list[str]:
     return [str(place) for place in range(a.by_key[key].shape[1 + len(a.target_axes)])]
 
 
+def named(a: Fields, example: int, target: int | Sequence[int]) -> str:
+    """Return the name of a target along all axes; see `Attribution.target_name`."""
+    first, *numbers = _place(a, example, target)
+    return ", ".join(target_name(a, axis, one, first) for axis, one in enumerate(numbers))
+
+
 def chosen(a: Fields, example: int, target: int | Sequence[int]) -> list[tuple[str, Tensor, list[str]]]:
     """Return key, scores `[L]` and labels of one example and target.
 
@@ -141,6 +147,12 @@ def chosen(a: Fields, example: int, target: int | Sequence[int]) -> list[tuple[s
         GradregError: If there is none such.
     """
     one_axis(a)
+    place = _place(a, example, target)
+    return [(key, scores[place].detach(), shown_labels(a, key, place[0])) for key, scores in a.by_key.items()]
+
+
+def _place(a: Fields, example: int, target: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of an example and a target, after checking them."""
     given = [target] if isinstance(target, int) else list(target)
     first = next(iter(a.by_key.values()))
     axes = (EXAMPLE, *a.target_axes)
@@ -149,10 +161,7 @@ def chosen(a: Fields, example: int, target: int | Sequence[int]) -> list[tuple[s
         raise GradregError(
             f"target={target!r} has {len(given)} numbers; the axes of targets are {len(a.target_axes)} ({names})."
         )
-    place = tuple(
-        number(one, size, axis) for one, size, axis in zip([example, *given], first.shape, axes, strict=False)
-    )
-    return [(key, scores[place].detach(), shown_labels(a, key, place[0])) for key, scores in a.by_key.items()]
+    return tuple(number(one, size, axis) for one, size, axis in zip([example, *given], first.shape, axes, strict=False))
 
 
 def top(a: Fields, k: int, example: int, target: int | Sequence[int]) -> list[Score]:

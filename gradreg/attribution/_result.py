@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradreg.attribution import _store
 from gradreg.attribution._fields import Fields
-from gradreg.attribution._look import Score, as_lines, as_text, top
+from gradreg.attribution._look import Score, as_lines, as_text, named, top
 from gradreg.attribution._merge import into_words, with_tokens
 from gradreg.attribution._select import select
 from gradreg.errors import GradregError
@@ -181,6 +181,18 @@ class Attribution(Fields):
             GradregError: If there is no such example or target, or sources have more than one axis.
         """
         return top(self, k, example, target)
+
+    def target_name(self, target: int | Sequence[int], *, example: int = 0) -> str:
+        """Return what a target is called, such as `"token 3 (Paris), class 1 (B-LOC)"`.
+
+        Args:
+            target: A number for every axis of targets.
+            example: Number of the example, whose tokens name the axis `"token"`.
+
+        Raises:
+            GradregError: If there is no such example or target.
+        """
+        return named(self, example, target)
 
     def plot(self, example: int = 0, target: int | Sequence[int | None] | None = None) -> Any:
         """Draw a matplotlib Figure: bars for one target, a heat map of targets and tokens for all along one axis.

@@ -192,16 +192,17 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path):
     make().save(path)
     before = path.read_bytes()
     code = (
-        "import os, sys, torch, gradreg as gr\n"
-        "from gradreg.attribution import _store\n"
-        "def half(tensors, file, metadata):\n"
-        "    open(file, 'wb').write(b'half')\n"
+        "import os, pathlib, sys, torch, gradreg as gr\n"
+        "def half(file, data):\n"
+        "    with open(file, 'wb') as handle:\n"
+        "        handle.write(data[:50])\n"
         "    os._exit(3)\n"
-        "_store.save_file = half\n"
+        "pathlib.Path.write_bytes = half\n"
         "gr.Attribution({'x': torch.ones(1, 2)}, 'saliency', 'token').save(sys.argv[1])\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 3
     assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2  # the half one has a temporary name
 
 
 def test_selection():
