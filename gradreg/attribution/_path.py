@@ -105,7 +105,7 @@ class Units:
 
     def placed(self, key: str, slots: Tensor) -> Tensor:
         """Return scores `[rules, n, *, U]` from those of tangents, `[rules, n, *, D]`."""
-        order = self.order[key]
+        order = self.order[key][:, : slots.shape[-1]]
         index = order.reshape(1, order.shape[0], *[1] * (slots.dim() - 3), order.shape[1]).expand_as(slots)
         # slots without a unit hold zero: they may be added anywhere
         found = slots.new_zeros(*slots.shape[:-1], self.count(key))

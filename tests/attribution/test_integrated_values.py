@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.attribution.attribution_models import Runner, bert, naive, tokens
 from torch import Tensor, nn
 
 import gradreg as gr
+from tests.attribution.attribution_models import Runner, bert, naive, tokens
 
 FEATURE = {"wrt": gr.Inputs(), "per": "feature"}
 
