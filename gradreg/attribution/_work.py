@@ -25,6 +25,7 @@ class Work:
 
     Attributes:
         route: `"forward"` or `"reverse"`.
+        bytes: Size of the result, for one head.
         rows: Points of all paths.
         tangents: Tangents of every row in forward mode.
         targets: Targets of every row.
@@ -36,6 +37,7 @@ class Work:
     """
 
     route: str
+    bytes: int
     rows: int
     tangents: int
     targets: int
@@ -57,7 +59,7 @@ class Work:
         text = (
             f"{self.route} mode: {own} at {self.rows} points for {self.targets} targets, {self.row_chunk} points x "
             f"{self.inner_chunk} at a time, {self.cost / self.rows:.0f} forwards of all points ({other} mode: "
-            f"{against / self.rows:.0f})"
+            f"{against / self.rows:.0f}), result {self.bytes / 2**20:.1f} MiB"
         )
         return f"{text}; {self.note}" if self.note else text
 
@@ -88,12 +90,19 @@ def planned(
     rows = path.examples * path.points
     per_key = {key: units.tangents(key) for key in path.starts}
     size = sum(starts[0, 0].numel() * starts.element_size() for starts in path.starts.values())
-    pairs = chunk_size or max(1, min(4096, _FORWARD_BYTES // max(1, size * _LIVE_FORWARD)))
+    # besides activations of the size of the value, every tangent gives a number for every target
+    element = max(starts.element_size() for starts in path.starts.values())
+    live = size * _LIVE_FORWARD + targets * element * _LIVE_REVERSE
+    pairs = chunk_size or max(1, min(4096, _FORWARD_BYTES // max(1, live)))
     width = max(1, min(max(per_key.values()), pairs, _TANGENTS if chunk_size is None else pairs))
     passes = sum(math.ceil(count / width) for count in per_key.values())
     forward = rows * (_PRIMAL * passes + _TANGENT * sum(per_key.values()))
     reverse = rows * (1 + _PULLBACK * targets)
-    work = Work("forward", rows, sum(per_key.values()), targets, forward, reverse, max(1, pairs // width), width, note)
+    width_of_result = sum(units.count(key) for key in path.starts)
+    result = path.examples * targets * width_of_result * element
+    work = Work(
+        "forward", result, rows, sum(per_key.values()), targets, forward, reverse, max(1, pairs // width), width, note
+    )
     if route == "forward" or (route == "auto" and not differentiable and forward < reverse):
         return work
     pairs = chunk_size or max(1, _REVERSE_BYTES // max(1, size * _LIVE_REVERSE))

@@ -200,3 +200,14 @@ def test_expected_gradients_take_baselines_of_tokens() -> None:
 def test_what_does_not_fit_is_refused(method: Any, options: Settings, text: str) -> None:
     with pytest.raises(gr.GradregError, match=text):
         method(net(), torch.ones(2, 3, dtype=torch.float64), gr.logit(0), gr.Inputs(), **options)
+
+
+@pytest.mark.parametrize("method", [gr.saliency, gr.input_x_gradient])
+def test_every_layer_is_followed_through_the_later_ones(method: Any) -> None:
+    """At the input itself nothing is put in place: each layer gets what it gets alone."""
+    model, batch = bert(), tokens([4, 3])
+    together = method(model, batch, gr.all_logits(), gr.Activations("bert.encoder.layer.*"))
+    for layer in ("bert.encoder.layer.0", "bert.encoder.layer.1"):
+        alone = method(model, batch, gr.all_logits(), gr.Activations(layer))
+        assert torch.allclose(together.by_key[layer], alone.scores, atol=1e-14)
+        assert bool(alone.scores.count_nonzero())

@@ -428,3 +428,47 @@ def test_naive_loop_of_a_scalar_with_targets_from_the_batch() -> None:
             lambda z, y=labels[row]: nn.functional.cross_entropy(z, y[None]),
         )
         assert torch.allclose(a.scores[row], right[0], atol=1e-14)
+
+
+def test_points_that_lead_only_to_other_points_are_named() -> None:
+    model, batch = bert(), tokens([4])
+    wrt = gr.Activations("bert.encoder.layer.*")
+    with pytest.warns(gr.errors.AttributionWarning, match=r"'bert.encoder.layer.0' are zero"):
+        gr.integrated_gradients(model, batch, gr.logit(0), wrt, baseline=0.1, n_steps=3, tolerance=1e9)
+
+
+def test_train_mode_with_dropout_is_warned_of() -> None:
+    model = bert().train()
+    with pytest.warns(gr.errors.AttributionWarning, match=r"model.eval\(\)"):
+        gr.integrated_gradients(model, tokens([4]), n_steps=1, **WORDS)
+
+
+def test_inference_mode_around_a_call() -> None:
+    net, x = smooth_net(), torch.randn(2, 3, dtype=torch.float64)
+    options: dict[str, Any] = {"of": gr.all_logits(), "wrt": gr.Inputs(), "baseline": 0.0, "per": "feature"}
+    right = gr.integrated_gradients(net, x, **options)
+    for route in ("forward", "reverse"):
+        with torch.inference_mode():
+            found = gr.integrated_gradients(net, x, route=route, **options)
+        assert torch.allclose(found.scores, right.scores, atol=1e-14)
+
+
+def test_what_made_a_result_is_written_down() -> None:
+    a = gr.integrated_gradients(bert(), tokens([4]), n_steps=3, **WORDS)
+    assert a.method == "integrated_gradients"
+    assert {**a.provenance, "plan": "", "torch": "", "transformers": "", "gradreg": ""} == {
+        "gradreg": "",
+        "torch": "",
+        "transformers": "",
+        "model": "BertForTokenClassification",
+        "dtype": "float64",
+        "device": "cpu",
+        "attention": "sdpa, math kernel",
+        "of": "AllLogits(output=None)",
+        "wrt": "Embeddings(glob=None)",
+        "differentiable": False,
+        "baseline": "TokenBaseline(id=1, keep=())",
+        "rule": "GaussLegendre()",
+        "steps": 3,
+        "plan": "",
+    }
