@@ -43,7 +43,8 @@ class _Linear(Function):
 class _LayerNorm(Function):
     r"""Layer normalization over the last axis.
 
-    $\dot y = \frac{w}{\sigma} (\dot x - \bar{\dot x} - \hat x\,\overline{\hat x \dot x}) + \hat x \dot w + \dot b$, bars for means.
+    $\dot y = \frac{w}{\sigma} (\dot x - \bar{\dot x} - \hat x\,\overline{\hat x \dot x}) + \hat x \dot w + \dot b$,
+    bars for means.
     """
 
     generate_vmap_rule = True
