@@ -105,6 +105,7 @@ def accumulated(
     units = Units(path.sources, per)
     count = targets.numel()
     options: dict[str, Any] = {"chunk_size": chunk_size, "differentiable": task.differentiable}
+    options["layers"] = sum(not list(module.children()) for module in task.model.modules())
     work = planned(path, units, count, route=route, **options)
     sums: _Sums | None = None
     if work.route == "forward":
