@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.attribution.attribution_models import Runner, bert, naive, tokens
 from torch import Tensor, nn
 
 import gradreg as gr
+from tests.attribution.attribution_models import Runner, bert, naive, tokens
 
 FEATURE = {"wrt": gr.Inputs(), "per": "feature"}
 
@@ -185,3 +185,36 @@ def test_heads_keep_their_axis() -> None:
             assert a.target_axes == ("head", "class")
             assert a.delta is not None
             assert a.delta.abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_causal_language_models(family: str, left: bool) -> None:
+    """Fused projections (GPT-2) and rotary positions with float32 inside (Llama); later tokens have no influence."""
+    import transformers
+
+    torch.manual_seed(0)
+    if family == "GPT2":
+        config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+        )
+        model = transformers.LlamaForCausalLM(config)
+    model = model.double().eval()
+    batch = tokens([5, 3], left=left)
+    options = {"baseline": gr.mean_embedding(), "n_steps": 16, "tolerance": 1}
+    one, two = (
+        gr.integrated_gradients(model, batch, gr.logit(7), gr.Embeddings(), route=route, **options)
+        for route in ("forward", "reverse")
+    )
+    assert one.scores.shape == (2, 5, 5)
+    assert torch.allclose(one.scores, two.scores, atol=1e-6)
+    real = batch["attention_mask"].bool()
+    for row in range(2):
+        own = one.scores[row][real[row]][:, real[row]]
+        assert bool((own.triu(1).abs() < 1e-9).all())
+        assert bool((one.scores[row][:, ~real[row]] == 0).all())
+    assert one.delta is not None
+    assert bool((one.delta[real].abs() < 1e-3 * one.scores.abs().sum(-1)[real] + 1e-6).all())
