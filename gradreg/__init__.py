@@ -7,6 +7,8 @@ from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import SimilarityReport as SimilarityReport
+from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -65,6 +67,7 @@ __all__ = [
     "Plan",
     "Regularizer",
     "SharedBase",
+    "SimilarityReport",
     "TracIn",
     "ZeroSecondDerivativeWarning",
     "across_heads",
@@ -73,6 +76,7 @@ __all__ = [
     "check_double_backward",
     "directional",
     "errors",
+    "explain_similarity",
     "gradients",
     "heads",
     "inner_scale",
