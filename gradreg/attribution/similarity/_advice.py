@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gradreg.attribution.similarity._calibration import AS_GIVEN, NO_END, NO_SPECIAL
+from gradreg.attribution.similarity._findings import Findings
 from gradreg.attribution.similarity._what_ifs import NEW, NO_EMBEDDINGS, NO_NORMS, PREFIX, PROMPT, UNIT
-
-if TYPE_CHECKING:
-    from gradreg.attribution.similarity._report import SimilarityReport
 
 _SMALL = 0.05  # changes of a cosine that are not worth a sentence
 
@@ -45,7 +41,7 @@ _ADVICE = {
 }
 
 
-def reduction(report: SimilarityReport) -> str:
+def reduction(report: Findings) -> str:
     counts = len(report.tokens_a), len(report.tokens_b)
     if counts == (1, 1):
         return "One target each: sum and mean are the same."
@@ -56,12 +52,12 @@ def reduction(report: SimilarityReport) -> str:
     )
 
 
-def recommendation(report: SimilarityReport) -> str:
+def recommendation(report: Findings) -> str:
     sentences = [_cause(report), _standing(report)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _cause(report: SimilarityReport) -> str:
+def _cause(report: Findings) -> str:
     own = report.cosine
     changes = {
         name: found.cosine - own
@@ -82,7 +78,7 @@ def _phrase(name: str) -> str:
     return {UNIT: "with unit-normalized tokens", PROMPT: "with the prompt masked"}.get(name, name)
 
 
-def _standing(report: SimilarityReport) -> str:
+def _standing(report: Findings) -> str:
     calibration = report.calibration
     if calibration is None:
         return "A cosine means little alone: give calibration= other examples."

@@ -6,26 +6,24 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gradreg.attribution.similarity._calibration import Calibration
+from gradreg.attribution.similarity._findings import Findings
 from gradreg.attribution.similarity._plain import divergence_from
 from gradreg.attribution.similarity._rows import Cell, TokenRow
 from gradreg.errors import GradregError
-
-if TYPE_CHECKING:
-    from gradreg.attribution.similarity._report import SimilarityReport
 
 FORMAT = "gradreg.similarity"
 VERSION = 1
 _PAIRS = ("with_a", "with_b", "among")
 
 
-def save(report: SimilarityReport, path: Path) -> None:
+def save(report: Findings, path: Path) -> None:
     _check_name(path)
     tensors: dict[str, Tensor] = {f"gram/{i}": cell.gram.contiguous() for i, cell in enumerate(report.cells)}
     calibration = report.calibration

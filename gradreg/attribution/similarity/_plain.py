@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gradreg.attribution.similarity._advice import recommendation, reduction
+from gradreg.attribution.similarity._findings import Findings
 from gradreg.attribution.similarity._rows import Candidate, Divergence
 
-if TYPE_CHECKING:
-    from gradreg.attribution.similarity._report import SimilarityReport
 
-
-def plain(report: SimilarityReport) -> dict[str, Any]:
+def plain(report: Findings) -> dict[str, Any]:
     calibration = report.calibration
     return {
         "cosine": report.cosine,
@@ -39,8 +38,8 @@ def plain(report: SimilarityReport) -> dict[str, Any]:
                 for part in ("with_a", "with_b", "among")
             },
         },
-        "reduction": report.reduction,
-        "recommendation": report.recommendation,
+        "reduction": reduction(report),
+        "recommendation": recommendation(report),
         "notes": list(report.notes),
         "provenance": dict(report.provenance),
     }

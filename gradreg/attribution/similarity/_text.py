@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from gradreg.attribution.similarity._advice import recommendation, reduction
 from gradreg.attribution.similarity._calibration import AS_GIVEN
 from gradreg.attribution.similarity._example import shown
-
-if TYPE_CHECKING:
-    from gradreg.attribution.similarity._report import SimilarityReport
-    from gradreg.attribution.similarity._rows import TokenRow
+from gradreg.attribution.similarity._findings import Findings
+from gradreg.attribution.similarity._rows import TokenRow
 
 _WIDTH = 88
 _TOKENS = 12  # rows per example; the largest shares are kept
@@ -22,7 +20,7 @@ _PAIRS = 8
 _GROUPS = 14
 
 
-def as_text(report: SimilarityReport) -> str:
+def as_text(report: Findings) -> str:
     about = report.provenance
     lines = [
         f"Gradient cosine {report.cosine:.4f}   dot {report.dot:.4g}   |a| {report.norm_a:.4g}   |b| {report.norm_b:.4g}",
@@ -36,8 +34,8 @@ def as_text(report: SimilarityReport) -> str:
         lines += ["", *_divergence(report)]
     if report.calibration is not None:
         lines += ["", *_calibration(report)]
-    lines += ["", *_wrapped(report.reduction), *(line for note in report.notes for line in _wrapped(f"Note: {note}"))]
-    return "\n".join([*lines, "", *_wrapped(f"Recommendation: {report.recommendation}")])
+    lines += ["", *_wrapped(reduction(report)), *(line for note in report.notes for line in _wrapped(f"Note: {note}"))]
+    return "\n".join([*lines, "", *_wrapped(f"Recommendation: {recommendation(report)}")])
 
 
 def _wrapped(text: str) -> list[str]:
@@ -83,7 +81,7 @@ def _tokens(name: str, tokens: Sequence[TokenRow]) -> list[str]:
     return lines if not left else [*lines, f"  and {left} more with smaller shares"]
 
 
-def _pairs(report: SimilarityReport) -> list[str]:
+def _pairs(report: Findings) -> list[str]:
     pairs = report.token_pairs
     title = "pairs of tokens (sum: the cosine)"
     names_a = [_short(shown(token.text), 12) for token in report.tokens_a]
@@ -105,7 +103,7 @@ def _pairs(report: SimilarityReport) -> list[str]:
     return [f"strongest {title}", *_table(rows, texts=2), rest]
 
 
-def _what_ifs(report: SimilarityReport) -> list[str]:
+def _what_ifs(report: Findings) -> list[str]:
     rows = [["what if", "cosine", "dot", ""]]
     for name, found in report.what_ifs.items():
         dropped = [
@@ -117,7 +115,7 @@ def _what_ifs(report: SimilarityReport) -> list[str]:
     return [f"{line}  {row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)]
 
 
-def _groups(report: SimilarityReport) -> list[str]:
+def _groups(report: Findings) -> list[str]:
     order = sorted(report.groups, key=lambda group: -(group.share_a + group.share_b))
     rows = [["parameters", "numbers", "share a", "share b", "cosine", "adds"]]
     for group in order[:_GROUPS]:
@@ -139,7 +137,7 @@ def _groups(report: SimilarityReport) -> list[str]:
     return lines
 
 
-def _divergence(report: SimilarityReport) -> list[str]:
+def _divergence(report: Findings) -> list[str]:
     found = report.divergence
     assert found is not None
     lines = [f"first difference: target {found.index + 1}"]
@@ -152,7 +150,7 @@ def _divergence(report: SimilarityReport) -> list[str]:
     return lines
 
 
-def _calibration(report: SimilarityReport) -> list[str]:
+def _calibration(report: Findings) -> list[str]:
     calibration = report.calibration
     assert calibration is not None
     rows = [[f"calibration, {calibration.count} others", "cosine", "higher than", "b by cosine with a", "median pair"]]
