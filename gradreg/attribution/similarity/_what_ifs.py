@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradreg.attribution.similarity._calibration import AS_GIVEN, NO_END, NO_SPECIAL
-from gradreg.attribution.similarity._example import shown
 from gradreg.attribution.similarity._groups import EMBEDDINGS, NORMS
 from gradreg.attribution.similarity._rows import Cell, TokenRow, WhatIf
+from gradreg.attribution.similarity._texts import shown
 
 NEW, PREFIX, UNIT, PROMPT = "without the new tokens", "shared prefix only", "unit-normalized tokens", "prompt masked"
 NO_EMBEDDINGS, NO_NORMS = "without embeddings and LM head", "without norms"
