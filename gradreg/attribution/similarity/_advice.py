@@ -86,7 +86,7 @@ def _standing(report: Findings) -> str:
     percentile = calibration.percentile[AS_GIVEN]
     if percentile != percentile:
         return ""
-    text = f"It is higher than {percentile:.0f} % of the other pairs, and b is {_place(calibration, AS_GIVEN)}"
+    text = f"The cosine is higher than {percentile:.0f} % of the other pairs, and b is {_place(calibration, AS_GIVEN)}"
     other = next((key for key in (NO_END, NO_SPECIAL) if key in calibration.percentile), None)
     if other is not None and calibration.rank[other] and calibration.rank[other] != calibration.rank[AS_GIVEN]:
         text += f"; {other} it is {_place(calibration, other)}"

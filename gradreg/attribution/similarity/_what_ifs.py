@@ -71,7 +71,8 @@ def what_ifs(cells: Sequence[Cell], a: Sequence[TokenRow], b: Sequence[TokenRow]
     seen: set[tuple[tuple[int, ...], ...]] = set()
     for name, drops in _DROPPED.items():
         dropped = tuple(tuple(i for i, token in enumerate(side) if drops(token)) for side in (a, b))
-        if not any(dropped) or (name in (NO_SPECIAL, PREFIX) and dropped in seen):
+        everything = tuple(tuple(range(len(side))) for side in (a, b))
+        if not any(dropped) or (name in (NO_SPECIAL, PREFIX) and (dropped in seen or dropped == everything)):
             continue
         seen.add(dropped)
         kept = weights_without(a, drops), weights_without(b, drops)
