@@ -177,7 +177,7 @@ def _tokenizer(folder: Path) -> Any:
         )
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise GradregError(
             f"model: {folder} has no tokenizer that can be read ({lines[0]}). Save one there: "

@@ -142,6 +142,27 @@ def test_padding_changes_nothing(build, pair, labels):
     assert [one.text for one in more.tokens_a] == [one.text for one in plain.tokens_a]
 
 
+def test_left_padding_is_right_with_positions_and_named_without():
+    model = made(gpt2)
+    plain = gr.explain_similarity(model, *CAUSAL)
+    left = {name: F.pad(value, (2, 0), value=-100 if name == "labels" else 0) for name, value in CAUSAL[0].items()}
+    placed = {**left, "position_ids": (left["attention_mask"].cumsum(1) - 1).clamp(min=0)}
+    r = gr.explain_similarity(model, placed, CAUSAL[1])
+    torch.testing.assert_close(r.token_pairs, plain.token_pairs, rtol=1e-9, atol=1e-9)
+    assert r.notes == ()
+    (note,) = gr.explain_similarity(model, left, CAUSAL[1]).notes
+    assert note.startswith("batch_a is padded on the left without position_ids")
+
+
+def test_half_precision_is_taken_to_float32():
+    model = made(gpt2)
+    plain = gr.explain_similarity(model, *CAUSAL)
+    half = gr.explain_similarity(model.to(torch.bfloat16), *CAUSAL)
+    assert half.cosine == pytest.approx(plain.cosine, abs=0.05)
+    assert float(half.token_pairs.sum()) == pytest.approx(half.cosine, abs=1e-8)
+    assert half.provenance["dtype"] == "bfloat16"
+
+
 def test_less_memory_takes_more_passes_and_gives_the_same():
     model = made(gpt2)
     others = [row(ids(9, 8, 7, EOS), ids(9, 8, 7, EOS)), row(ids(4, 4, EOS), ids(4, 4, EOS))]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from gradreg.batch import Batch
 from gradreg.errors import CompatibilityError, GradregError, NonFiniteLossError, UnknownNameError
 from gradreg.model import parameter_aliases
+from gradreg.scalars import is_causal_language_model
 from gradreg.wrt import match_names
 
 
@@ -48,6 +52,21 @@ def notes_on(inner: nn.Module, parameters: dict[str, nn.Parameter]) -> list[str]
     frozen = [name for name, parameter in inner.named_parameters() if not parameter.requires_grad]
     if frozen:
         notes.append(f"{len(frozen)} frozen parameters take no part, such as {frozen[0]}.")
+    return notes
+
+
+def padding_note(inner: nn.Module, batches: Mapping[str, Batch]) -> list[str]:
+    """Warn of left padding whose positions the model is not told."""
+    notes = []
+    for name, batch in batches.items():
+        named = batch.named_inputs()
+        mask = named.get("attention_mask")
+        padded = isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask[:, 0].all())
+        if padded and is_causal_language_model(inner) and named.get("position_ids") is None:
+            notes.append(
+                f"{name} is padded on the left without position_ids; models with a table of positions then see others than "
+                "without padding."
+            )
     return notes
 
 

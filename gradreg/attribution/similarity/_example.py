@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +69,9 @@ def read_batch(given: Any, model: nn.Module, name: str) -> Batch:
         mask = named.get("attention_mask")
         labels = ids if not isinstance(mask, Tensor) or mask.dim() != 2 else ids.masked_fill(mask == 0, _IGNORED)
         batch = replace(batch, targets=labels)
+    if isinstance(batch.inputs, Mapping) and "use_cache" not in named and _takes(model, "use_cache"):
+        # keys that a forward leaves in a cache are of no use here, and in the way where a part of the model runs again
+        batch = replace(batch, inputs={**batch.inputs, "use_cache": False})
     decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if batch.targets is None and decodes and "decoder_input_ids" not in named:
         raise BatchError(f"{name} has no 'labels', which {type(model).__name__} reads its answer from, [1, tokens].")
@@ -76,6 +81,10 @@ def read_batch(given: Any, model: nn.Module, name: str) -> Batch:
         for key in ("input_ids", "decoder_input_ids"):
             _check_vocabulary(named.get(key), known, f"{name}[{key!r}]", model)
     return batch
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def _check_vocabulary(ids: Any, known: int, where: str, model: nn.Module) -> None:

@@ -15,7 +15,13 @@ from gradreg.attribution.similarity._calibration import (
     other_sides,
     read_others,
 )
-from gradreg.attribution.similarity._checks import check_grams, chosen_parameters, notes_on, prompt_lengths
+from gradreg.attribution.similarity._checks import (
+    check_grams,
+    chosen_parameters,
+    notes_on,
+    padding_note,
+    prompt_lengths,
+)
 from gradreg.attribution.similarity._divergence import divergence_of
 from gradreg.attribution.similarity._example import Example, read_batch, read_examples
 from gradreg.attribution.similarity._grams import Side, gram_matrices
@@ -102,7 +108,7 @@ def explain_similarity(
             raise BatchError(
                 f"{name} holds {len(batch)} examples; one is allowed. Slice it ({name}[:1]), and give others as calibration."
             )
-    notes = notes_on(inner, parameters)
+    notes = [*notes_on(inner, parameters), *padding_note(inner, named)]
     with torch.inference_mode(False), preserved(inner, devices_of(inner)):
         inner.eval()  # `preserved` gives the flags back
         (a,), (b,) = (read_examples(inner, batch, of, name) for name, batch in named.items())

@@ -97,7 +97,7 @@ def gram_matrices(
             for other_start, others in pieces[k:]:
                 at, beside = slice(start, start + len(factors)), slice(other_start, other_start + len(others))
                 for name, part in factors.dot_by_parameter(others).items():
-                    found = part.to("cpu", torch.float64)
+                    found = part.cpu().double()
                     targets = [total, *([own[cells[name]]] if beside.stop <= inner else [])]
                     for target in targets:
                         target[at, beside] += found

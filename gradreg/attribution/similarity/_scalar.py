@@ -110,6 +110,6 @@ def shifted(of: ScalarFunction) -> bool:
 
 def one_hot_rows(positions: list[int], count: int) -> Tensor:
     """Return weights that pick one target per row, `[len(positions), count]`."""
-    weights = torch.zeros(len(positions), count, dtype=torch.float64)
+    weights = torch.zeros(len(positions), count)
     weights[torch.arange(len(positions)), positions] = 1
     return weights
