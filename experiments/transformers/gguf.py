@@ -58,6 +58,7 @@ def _unpack(file: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     # the weights are ordinary ones by now, but transformers still refuses to save what was read from a quantized file
     model.hf_quantizer, model.is_quantized = None, False
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(folder)
