@@ -61,4 +61,7 @@ def _unpack(file: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    if model.config.eos_token_id is not None:  # transformers 4 gives the tokenizer another one than the file says
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.save_pretrained(folder)
