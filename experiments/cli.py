@@ -80,6 +80,13 @@ COMMANDS = {
         extra="all",
         config="attribute",
     ),
+    "similarity": Command(
+        "gradreg.experiments.transformers.similarity",
+        "why the gradients of two texts are as similar as they are: tokens, groups, what-ifs",
+        needs=("hydra", "transformers"),
+        extra="all",
+        config="similarity",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ def cache_folder() -> Path:
 def unpacked(file: Path, name: str) -> Path:
     """Return a folder with the de-quantized float32 weights and the tokenizer of a GGUF file, made where it is missing.
 
-    The folder's name carries a hash of the file, so a changed file is unpacked anew.
+    The folder's name carries a hash of the file and the generation of transformers, whose tokenizers older ones cannot read.
 
     Args:
         file: A GGUF file that transformers can read.
@@ -32,7 +33,8 @@ def unpacked(file: Path, name: str) -> Path:
     """
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:12]
-    folder = cache_folder() / f"{name}-{digest}"
+    generation = metadata.version("transformers").partition(".")[0]
+    folder = cache_folder() / f"{name}-{digest}-transformers-{generation}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +58,10 @@ def _unpack(file: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     # the weights are ordinary ones by now, but transformers still refuses to save what was read from a quantized file
     model.hf_quantizer, model.is_quantized = None, False
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    if model.config.eos_token_id is not None:  # transformers 4 gives the tokenizer another one than the file says
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.save_pretrained(folder)

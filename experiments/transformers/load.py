@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ HEADS = {
     "tokens": "AutoModelForTokenClassification",
 }
 """What may sit on top; `"auto"` is the class that the folder names."""
+
+_TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|spiece|sentencepiece|merges).*|.*\.(model|tiktoken|bpe)")
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -167,9 +170,14 @@ def _architecture(folder: Path) -> str:
 def _tokenizer(folder: Path) -> Any:
     import transformers
 
+    if not any(_TOKENIZER_FILE.fullmatch(path.name) for path in folder.iterdir()):
+        # transformers would make an empty one, for which every word is unknown
+        raise GradregError(
+            f"model: {folder} has no files of a tokenizer. Save one there: tokenizer.save_pretrained(folder)."
+        )
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise GradregError(
             f"model: {folder} has no tokenizer that can be read ({lines[0]}). Save one there: "

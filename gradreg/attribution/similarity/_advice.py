@@ -11,32 +11,32 @@ _SMALL = 0.05  # changes of a cosine that are not worth a sentence
 # what to do where a change raises the cosine, and where it lowers it
 _ADVICE = {
     NO_END: (
-        "the end token is predicted in other contexts and pulls them apart; leave it out of the loss to compare content",
-        "much of the similarity is that both end; leave the end token out of the loss to compare content",
+        "The end token is predicted in other contexts and pulls them apart; leave it out of the loss to compare content",
+        "Much of the similarity is that both end; leave the end token out of the loss to compare content",
     ),
     NO_SPECIAL: (
-        "special tokens pull them apart; leave them out of the loss to compare content",
-        "much of the similarity is special tokens; leave them out of the loss to compare content",
+        "Special tokens pull them apart; leave them out of the loss to compare content",
+        "Much of the similarity is special tokens; leave them out of the loss to compare content",
     ),
     NEW: (
-        "the tokens that only one example has pull them apart",
-        "the tokens that only one example has are like those of the other",
+        "The tokens that only one example has pull them apart",
+        "The tokens that only one example has are like those of the other",
     ),
     PROMPT: (
-        "the prompts differ more than the answers; mask them (labels of -100) to compare answers",
-        "much of the similarity is the prompt; mask it (labels of -100) to compare answers",
+        "The prompts differ more than the answers; mask them (labels of -100) to compare answers",
+        "Much of the similarity is the prompt; mask it (labels of -100) to compare answers",
     ),
     UNIT: (
-        "a few tokens with large gradients pull them apart; look at their shares",
-        "a few tokens with large gradients make them alike; look at their shares",
+        "A few tokens with large gradients pull them apart; look at their shares",
+        "A few tokens with large gradients make them alike; look at their shares",
     ),
     NO_EMBEDDINGS: (
-        "embeddings and LM head, which see the very words, pull them apart; compare without them (params=)",
-        "much of the similarity is in embeddings and LM head, which see the very words; compare without them (params=)",
+        "Embeddings and LM head, which see the very words, pull them apart; compare without them (params=)",
+        "Much of the similarity is in embeddings and LM head, which see the very words; compare without them (params=)",
     ),
     NO_NORMS: (
-        "normalization layers pull them apart; compare without them (params=)",
-        "much of the similarity is in normalization layers, which are few numbers; compare without them (params=)",
+        "Normalization layers pull them apart; compare without them (params=)",
+        "Much of the similarity is in normalization layers, which are few numbers; compare without them (params=)",
     ),
 }
 
@@ -67,7 +67,8 @@ def _cause(report: Findings) -> str:
     strongest = max(changes, key=lambda name: abs(changes[name]), default=None)
     if strongest is None or abs(changes[strongest]) < _SMALL:
         return f"The cosine of {own:.3f} is stable: no change of tokens or groups moves it by {_SMALL} or more."
-    text = f"The cosine moves most {_phrase(strongest)}: {own:.3f} to {own + changes[strongest]:.3f}; {_ADVICE[strongest]}."
+    change = changes[strongest]
+    text = f"The cosine moves most {_phrase(strongest)}: {own:.3f} to {own + change:.3f}. {_ADVICE[strongest][change < 0]}."
     prefix = report.what_ifs.get(PREFIX)
     if prefix is not None and prefix.cosine is not None and prefix.cosine > 1 - 1e-3:
         text += " The shared prefix has the same gradients: all difference comes from the tokens behind it."
@@ -85,7 +86,7 @@ def _standing(report: Findings) -> str:
     percentile = calibration.percentile[AS_GIVEN]
     if percentile != percentile:
         return ""
-    text = f"It is higher than {percentile:.0f} % of the other pairs, and b is {_place(calibration, AS_GIVEN)}"
+    text = f"The cosine is higher than {percentile:.0f} % of the other pairs, and b is {_place(calibration, AS_GIVEN)}"
     other = next((key for key in (NO_END, NO_SPECIAL) if key in calibration.percentile), None)
     if other is not None and calibration.rank[other] and calibration.rank[other] != calibration.rank[AS_GIVEN]:
         text += f"; {other} it is {_place(calibration, other)}"

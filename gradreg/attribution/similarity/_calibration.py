@@ -76,7 +76,7 @@ def other_sides(others: Sequence[tuple[Batch, list[Example]]], dropped: Mapping[
         weights = []
         for example in examples:
             for ids in dropped.values():
-                row = torch.zeros(example.values.numel(), dtype=torch.float64)
+                row = torch.zeros(example.values.numel())
                 labels = example.ids or (None,) * len(example.positions)
                 row[[place for place, one in zip(example.positions, labels, strict=True) if one not in ids]] = 1
                 weights.append(row)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradreg.attribution.similarity._scalar import default_scalar, per_token, shifted
 from gradreg.batch import Batch, as_batch
-from gradreg.errors import BatchError, GradregError, NonFiniteLossError, ScalarError
+from gradreg.errors import BatchError, NonFiniteLossError, ScalarError
 from gradreg.model import call
 from gradreg.scalars import ScalarFunction, bind, check_scalar, is_causal_language_model, read_outputs
 from gradreg.scalars._loss import Loss
@@ -69,12 +69,22 @@ def read_batch(given: Any, model: nn.Module, name: str) -> Batch:
         mask = named.get("attention_mask")
         labels = ids if not isinstance(mask, Tensor) or mask.dim() != 2 else ids.masked_fill(mask == 0, _IGNORED)
         batch = replace(batch, targets=labels)
+    if isinstance(batch.inputs, Mapping) and "use_cache" not in named and _takes(model, "use_cache"):
+        # keys that a forward leaves in a cache are of no use here, and in the way where a part of the model runs again
+        batch = replace(batch, inputs={**batch.inputs, "use_cache": False})
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    if batch.targets is None and decodes and "decoder_input_ids" not in named:
+        raise BatchError(f"{name} has no 'labels', which {type(model).__name__} reads its answer from, [1, tokens].")
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     known = getattr(embeddings, "num_embeddings", None)
     if isinstance(known, int):
         for key in ("input_ids", "decoder_input_ids"):
             _check_vocabulary(named.get(key), known, f"{name}[{key!r}]", model)
     return batch
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def _check_vocabulary(ids: Any, known: int, where: str, model: nn.Module) -> None:
@@ -114,7 +124,10 @@ def read_examples(model: nn.Module, batch: Batch, of: ScalarFunction | None, nam
     if check is not None:
         check(outputs, batch)
     try:
-        values = check_scalar(chosen(outputs, batch), len(batch), chosen)
+        values = chosen(outputs, batch)
+        if isinstance(values, Tensor) and values.dim() > 1 and values.shape[1] == 0:
+            raise BatchError(_without_targets(name))
+        values = check_scalar(values, len(batch), chosen)
     except IndexError as problem:  # torch's "Target 9 is out of bounds."
         raise ScalarError(
             f"{name}: a label lies outside of the classes that the model predicts ({problem})."
@@ -160,10 +173,7 @@ def _ignored(of: ScalarFunction) -> int:
 
 def _check(example: Example, name: str) -> None:
     if not example.positions:
-        raise BatchError(
-            f"{name} has no target that counts: all labels are -100 (or there is only one token, and nothing to predict from "
-            "it). Give labels with at least one token."
-        )
+        raise BatchError(_without_targets(name))
     for place, value in zip(example.positions, example.losses, strict=True):
         if not torch.isfinite(torch.tensor(value)):
             raise NonFiniteLossError(
@@ -172,55 +182,8 @@ def _check(example: Example, name: str) -> None:
             )
 
 
-def texts_of(example: Example, model: nn.Module, tokenizer: Any) -> list[str]:
-    """Return the targets as people read them: class names, tokens, or `#7` without a tokenizer."""
-    if example.ids is None:
-        return [f"target {place}" for place in example.positions]
-    if example.classes:
-        names = getattr(getattr(model, "config", None), "id2label", None) or {}
-        return [str(names.get(one, f"class {one}")) for one in example.ids]
-    if tokenizer is None:
-        return [f"#{one}" for one in example.ids]
-    if hasattr(tokenizer, "convert_ids_to_tokens"):
-        return [_token_text(tokenizer, one) for one in example.ids]
-    found = [str(text) for text in tokenizer(list(example.ids))]
-    if len(found) != len(example.ids):
-        raise GradregError(
-            f"tokenizer gave {len(found)} texts for {len(example.ids)} token ids; one text per id is needed."
-        )
-    return found
-
-
-def _token_text(tokenizer: Any, one: int) -> str:
-    token = tokenizer.convert_ids_to_tokens(one)
-    if token is None:
-        return f"#{one}"
-    text = str(tokenizer.decode([one], clean_up_tokenization_spaces=False))
-    if not text or "�" in text:
-        return str(token)  # part of a letter
-    # SentencePiece drops the space that the token stands for
-    return text if not str(token).startswith("▁") or text.startswith(" ") else f" {text}"
-
-
-def special_ids(model: nn.Module, tokenizer: Any) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the ids that end a sequence, and all special ids, from the tokenizer and the configurations."""
-    ends: set[int] = set()
-    others: set[int] = set()
-    for source in (tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)):
-        ends |= _ids(getattr(source, "eos_token_id", None))
-        for name in ("bos", "pad", "sep", "cls", "decoder_start"):
-            others |= _ids(getattr(source, f"{name}_token_id", None))
-    others |= _ids(list(getattr(tokenizer, "all_special_ids", ()) or ())) - _ids(
-        getattr(tokenizer, "unk_token_id", None)
+def _without_targets(name: str) -> str:
+    return (
+        f"{name} has no target that counts: all labels are -100, or there is only one token and nothing to predict from it. Give "
+        "labels with at least one token."
     )
-    return frozenset(ends), frozenset(ends | others)
-
-
-def _ids(found: Any) -> set[int]:
-    items: Sequence[Any] = found if isinstance(found, (list, tuple)) else [found]
-    return {int(one) for one in items if isinstance(one, int) and not isinstance(one, bool)}
-
-
-def shown(text: str) -> str:
-    """Return a token as one visible word."""
-    return re.sub(r"\s", lambda found: {"\n": "⏎", "\t": "⇥"}.get(found[0], "·"), text) or "''"

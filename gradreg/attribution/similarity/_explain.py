@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -16,20 +15,28 @@ from gradreg.attribution.similarity._calibration import (
     other_sides,
     read_others,
 )
+from gradreg.attribution.similarity._checks import (
+    check_grams,
+    chosen_parameters,
+    notes_on,
+    padding_note,
+    prompt_lengths,
+)
 from gradreg.attribution.similarity._divergence import divergence_of
-from gradreg.attribution.similarity._example import Example, read_batch, read_examples, special_ids, texts_of
+from gradreg.attribution.similarity._example import Example, read_batch, read_examples
 from gradreg.attribution.similarity._grams import Side, gram_matrices
 from gradreg.attribution.similarity._groups import Groups, places
+from gradreg.attribution.similarity._provenance import provenance_of
 from gradreg.attribution.similarity._report import SimilarityReport
 from gradreg.attribution.similarity._rows import Cell, TokenRow
 from gradreg.attribution.similarity._scalar import one_hot_rows
+from gradreg.attribution.similarity._texts import special_ids, texts_of
 from gradreg.attribution.similarity._what_ifs import compared, dropped_weights
 from gradreg.engine import head_count
-from gradreg.errors import BatchError, CompatibilityError, GradregError, NonFiniteLossError, UnknownNameError
-from gradreg.model import check_compatible, devices_of, parameter_aliases, preserved, unwrap
+from gradreg.errors import BatchError, CompatibilityError
+from gradreg.model import check_compatible, devices_of, preserved, unwrap
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._memory import as_bytes
-from gradreg.wrt import match_names
 
 
 def explain_similarity(
@@ -43,7 +50,7 @@ def explain_similarity(
     tokenizer: Any = None,
     calibration: Any = None,
     prompt: int | tuple[int, int] | None = None,
-    memory: int | str = "1 GiB",
+    memory: int | str = "2 GiB",
 ) -> SimilarityReport:
     r"""Explain why the parameter gradients of two examples are as similar as they are.
 
@@ -89,7 +96,7 @@ def explain_similarity(
     check_compatible(model, differentiable=False)
     inner = unwrap(model)
     bytes_ = as_bytes(memory)
-    parameters = _parameters(inner, params)
+    parameters = chosen_parameters(inner, params)
     placed, rule = places(inner, list(parameters), groups)
     if head_count(inner) is not None:
         raise CompatibilityError(
@@ -101,7 +108,7 @@ def explain_similarity(
             raise BatchError(
                 f"{name} holds {len(batch)} examples; one is allowed. Slice it ({name}[:1]), and give others as calibration."
             )
-    notes = _notes(inner, parameters)
+    notes = [*notes_on(inner, parameters), *padding_note(inner, named)]
     with torch.inference_mode(False), preserved(inner, devices_of(inner)):
         inner.eval()  # `preserved` gives the flags back
         (a,), (b,) = (read_examples(inner, batch, of, name) for name, batch in named.items())
@@ -118,11 +125,11 @@ def explain_similarity(
         cells = {name: f"{place.group}\n{place.kind}" for name, place in placed.items()}
         rows = len(a.positions) + len(b.positions)
         grams = gram_matrices(inner, [*sides, *other_sides(others, keys)], rows, parameters, cells, bytes_)
-    _check_grams(grams.total, (len(a.positions), len(b.positions)))
+    check_grams(grams.total, (len(a.positions), len(b.positions)))
     tokens = [
         _rows(one, texts_of(one, inner, tokenizer), grams.total[at, at], ends, specials, length)
         for one, at, length in zip(
-            (a, b), (slice(0, len(a.positions)), slice(len(a.positions), rows)), _prompts(prompt), strict=True
+            (a, b), (slice(0, len(a.positions)), slice(len(a.positions), rows)), prompt_lengths(prompt), strict=True
         )
     ]
     tokens_a, tokens_b, index = compared(*tokens)
@@ -141,49 +148,8 @@ def explain_similarity(
         if others
         else None,
         tuple(notes),
-        _provenance(inner, a, parameters, rule, params, grams.routes),
+        provenance_of(inner, a, parameters, rule, params, grams.routes),
     )
-
-
-def _parameters(inner: nn.Module, params: str | tuple[str, ...]) -> dict[str, nn.Parameter]:
-    globs = (params,) if isinstance(params, str) else tuple(params)
-    if not globs or not all(isinstance(glob, str) for glob in globs):
-        raise GradregError(f"params={params!r}; allowed are a glob such as '**.mlp.**' and a tuple of globs.")
-    aliases = parameter_aliases(inner)
-    named = dict(inner.named_parameters())
-    if not named:
-        raise CompatibilityError(f"{type(inner).__name__} has no parameters: there is no gradient to explain.")
-    wanted = {aliases[name] for glob in globs for name in match_names(glob, aliases, "parameter")}
-    found = {name: parameter for name, parameter in named.items() if name in wanted and parameter.requires_grad}
-    if not found:
-        raise UnknownNameError(
-            f"None of the {len(wanted)} parameters of {type(inner).__name__} that match {', '.join(map(repr, globs))} is "
-            "trainable (requires_grad=False, as in quantized models and frozen ones). model.requires_grad_(True) makes them so."
-        )
-    return found
-
-
-def _prompts(prompt: int | tuple[int, int] | None) -> tuple[int, int]:
-    pair = (0, 0) if prompt is None else (prompt, prompt) if isinstance(prompt, int) else prompt
-    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(one, int) and one >= 0 for one in pair):
-        raise GradregError(f"prompt={prompt!r}; allowed are a number of tokens, and a pair of them for a and b.")
-    return pair
-
-
-def _notes(inner: nn.Module, parameters: dict[str, nn.Parameter]) -> list[str]:
-    notes = []
-    training = [module for module in inner.modules() if module.training and not list(module.children())]
-    random = [m for m in training if "dropout" in type(m).__name__.lower() and getattr(m, "p", True)]
-    norms = [m for m in training if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if inner.training or random or norms:
-        which = " (it has dropout)" if random else " (it has BatchNorm)" if norms else ""
-        notes.append(
-            f"The model was in train mode{which}; gradients are those of eval mode, and its flags were left as they were."
-        )
-    frozen = [name for name, parameter in inner.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        notes.append(f"{len(frozen)} frozen parameters take no part, such as {frozen[0]}.")
-    return notes
 
 
 def _keys(a: Example, b: Example, ends: frozenset[int], specials: frozenset[int]) -> dict[str, frozenset[int]]:
@@ -195,21 +161,6 @@ def _keys(a: Example, b: Example, ends: frozenset[int], specials: frozenset[int]
     if ids & (specials - ends):
         keys[NO_SPECIAL] = specials
     return keys
-
-
-def _check_grams(total: Tensor, counts: tuple[int, int]) -> None:
-    if not bool(torch.isfinite(total).all()):
-        raise NonFiniteLossError(
-            "A gradient is NaN or infinite although all losses are finite. Look for a square root or logarithm of zero, or a "
-            "softmax over nothing (an attention mask without any token)."
-        )
-    first = counts[0]
-    for name, at in (("batch_a", slice(0, first)), ("batch_b", slice(first, sum(counts)))):
-        if float(total[at, at].sum()) <= 0:
-            raise GradregError(
-                f"The gradient of {name} is zero, so it has no direction: the scalar does not depend on the chosen "
-                "parameters, or its token gradients cancel."
-            )
 
 
 def _rows(
@@ -249,39 +200,3 @@ def _cells(grams: dict[str, Tensor], cells: dict[str, str], parameters: dict[str
         group, _, kind = key.rpartition("\n")
         found.append(Cell(group, kind, names, sum(parameters[name].numel() for name in names), gram))
     return found
-
-
-def _provenance(
-    inner: nn.Module,
-    a: Example,
-    parameters: dict[str, nn.Parameter],
-    rule: str,
-    params: str | tuple[str, ...],
-    routes: dict[str, str],
-) -> dict[str, Any]:
-    config = getattr(inner, "config", None)
-    counts: dict[str, int] = {}
-    for route in routes.values():
-        counts[route] = counts.get(route, 0) + 1
-    versions = {}
-    for package in ("gradreg", "torch", "transformers"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    numel = sum(parameter.numel() for parameter in parameters.values())
-    return {
-        "model": f"{type(inner).__name__}, {numel:,} parameters",
-        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()})),
-        "attention": str(getattr(config, "_attn_implementation", None) or "as in the model"),
-        "of": repr(a.of),
-        "params": [params] if isinstance(params, str) else list(params),
-        "group_rule": rule,
-        "gradient_rules": counts,
-        "tied": {
-            name: [other for other, first in parameter_aliases(inner).items() if first == name and other != name]
-            for name in parameters
-            if sum(first == name for first in parameter_aliases(inner).values()) > 1
-        },
-        "versions": versions,
-    }

@@ -16,6 +16,10 @@ from gradreg.errors import DisconnectedWarning, SlowRouteWarning
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import Params
 
+# The engine looks at three rows before it takes a model apart, with their gradients written out. What it learns serves all
+# chunks of at least as many rows.
+_LOOKED_AT = 3
+
 _PASSING = 4  # a pass holds about this many times the bytes of its factors and logits
 
 
@@ -43,9 +47,9 @@ class Side:
         lengths = [tensor.shape[1] for tensor in self.batch.tensors() if tensor.dim() == 2]
         return max([1, *lengths])
 
-    def rows(self, chosen: slice) -> Batch:
+    def rows(self, chosen: list[int]) -> Batch:
         """Return some rows as a batch."""
-        repeated = self.batch[list(self.example[chosen])]
+        repeated = self.batch[[self.example[row] for row in chosen]]
         weights = self.weights[chosen].to(next(iter(repeated.tensors())).device)
         return repeated.with_extras(**{WEIGHTS: weights})
 
@@ -87,13 +91,13 @@ def gram_matrices(
     total = torch.zeros(rows, rows, dtype=torch.float64)
     own = {key: torch.zeros(inner, inner, dtype=torch.float64) for key in dict.fromkeys(cells.values())}
     routes: dict[str, str] = {}
-    for block in _blocks(sides, parameters, memory // 2):
+    for block in _blocks(sides, parameters, memory):
         pieces = list(_pieces(model, sides, block, parameters, memory // 2))
         for k, (start, factors) in enumerate(pieces):
             for other_start, others in pieces[k:]:
                 at, beside = slice(start, start + len(factors)), slice(other_start, other_start + len(others))
                 for name, part in factors.dot_by_parameter(others).items():
-                    found = part.to("cpu", torch.float64)
+                    found = part.cpu().double()
                     targets = [total, *([own[cells[name]]] if beside.stop <= inner else [])]
                     for target in targets:
                         target[at, beside] += found
@@ -116,27 +120,29 @@ def _pieces(
         row = side.outputs + sum(_bytes(parameters[name], side.positions) for name in block)
         chunk = max(1, memory // (_PASSING * row))
         for first in range(0, len(side.example), chunk):
-            batch = side.rows(slice(first, first + chunk))
+            rows = list(range(len(side.example)))[first : first + chunk]
+            batch = side.rows([rows[k % len(rows)] for k in range(max(len(rows), _LOOKED_AT))])
             with warnings.catch_warnings():
                 # both are said by the report: routes, and a gradient of zero
                 warnings.simplefilter("ignore", SlowRouteWarning)
                 warnings.simplefilter("ignore", DisconnectedWarning)
                 factors = collect_factors(model, batch, Weighted(side.of), tuple(Params(name) for name in block))
-            yield start + first, factors
+            yield start + first, factors.select(slice(0, len(rows))) if len(rows) < _LOOKED_AT else factors
         start += len(side.example)
 
 
 def _blocks(sides: Sequence[Side], parameters: Mapping[str, nn.Parameter], memory: int) -> Iterator[list[str]]:
     """Cut the parameters into blocks whose factors, of all rows, fit into memory; a block has at least one parameter."""
     block: list[str] = []
-    held = 0
+    held = written = 0
     for name, parameter in parameters.items():
         size = sum(len(side.example) * _bytes(parameter, side.positions) for side in sides)
-        if block and held + size > memory:
+        three = _LOOKED_AT * parameter.numel() * parameter.element_size()
+        if block and (held + size > memory // 2 or written + three > memory):
             yield block
-            block, held = [], 0
+            block, held, written = [], 0, 0
         block.append(name)
-        held += size
+        held, written = held + size, written + three
     if block:
         yield block
 

@@ -76,7 +76,7 @@ def default_scalar(model: nn.Module, outputs: Any, batch: Batch) -> ScalarFuncti
     config = getattr(model, "config", None)
     if targets.is_floating_point():
         several = getattr(config, "problem_type", None) == "multi_label_classification"
-        return loss(F.binary_cross_entropy_with_logits) if several else loss(squared_error)
+        return loss(F.binary_cross_entropy_with_logits) if several else SquaredError()
     if logits.dim() == 2 and targets.dim() == 1:
         return loss(F.cross_entropy)
     if logits.dim() == 3 and targets.shape == logits.shape[:2]:
@@ -87,9 +87,20 @@ def default_scalar(model: nn.Module, outputs: Any, batch: Batch) -> ScalarFuncti
     )
 
 
-def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Return squared differences, also of predictions `[n, 1]` and targets `[n]`."""
-    return (predictions - targets.reshape(predictions.shape)).square()
+@dataclass(frozen=True)
+class SquaredError:
+    """The squared error of an example, also of predictions `[n, 1]` and targets `[n]`."""
+
+    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the scalars, `[n]`."""
+        predictions = read_outputs(outputs)
+        targets: Tensor = batch.targets
+        if targets.numel() != predictions.numel():
+            raise ScalarError(
+                f"Predictions {tuple(predictions.shape)} do not fit targets {tuple(targets.shape)}; give targets of their shape, "
+                "or of=."
+            )
+        return (predictions - targets.reshape(predictions.shape)).square().reshape(len(predictions), -1).sum(1)
 
 
 def shifted(of: ScalarFunction) -> bool:
@@ -99,6 +110,6 @@ def shifted(of: ScalarFunction) -> bool:
 
 def one_hot_rows(positions: list[int], count: int) -> Tensor:
     """Return weights that pick one target per row, `[len(positions), count]`."""
-    weights = torch.zeros(len(positions), count, dtype=torch.float64)
+    weights = torch.zeros(len(positions), count)
     weights[torch.arange(len(positions)), positions] = 1
     return weights

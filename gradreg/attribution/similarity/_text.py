@@ -9,9 +9,9 @@ import torch
 
 from gradreg.attribution.similarity._advice import recommendation, reduction
 from gradreg.attribution.similarity._calibration import AS_GIVEN
-from gradreg.attribution.similarity._example import shown
 from gradreg.attribution.similarity._findings import Findings
 from gradreg.attribution.similarity._rows import TokenRow
+from gradreg.attribution.similarity._texts import shown
 
 _WIDTH = 88
 _TOKENS = 12  # rows per example; the largest shares are kept

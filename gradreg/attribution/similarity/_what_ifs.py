@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradreg.attribution.similarity._calibration import AS_GIVEN, NO_END, NO_SPECIAL
-from gradreg.attribution.similarity._example import shown
 from gradreg.attribution.similarity._groups import EMBEDDINGS, NORMS
 from gradreg.attribution.similarity._rows import Cell, TokenRow, WhatIf
+from gradreg.attribution.similarity._texts import shown
 
 NEW, PREFIX, UNIT, PROMPT = "without the new tokens", "shared prefix only", "unit-normalized tokens", "prompt masked"
 NO_EMBEDDINGS, NO_NORMS = "without embeddings and LM head", "without norms"
@@ -71,7 +71,8 @@ def what_ifs(cells: Sequence[Cell], a: Sequence[TokenRow], b: Sequence[TokenRow]
     seen: set[tuple[tuple[int, ...], ...]] = set()
     for name, drops in _DROPPED.items():
         dropped = tuple(tuple(i for i, token in enumerate(side) if drops(token)) for side in (a, b))
-        if not any(dropped) or (name in (NO_SPECIAL, PREFIX) and dropped in seen):
+        everything = tuple(tuple(range(len(side))) for side in (a, b))
+        if not any(dropped) or (name in (NO_SPECIAL, PREFIX) and (dropped in seen or dropped == everything)):
             continue
         seen.add(dropped)
         kept = weights_without(a, drops), weights_without(b, drops)
