@@ -73,6 +73,13 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "attention": Command(
+        "gradreg.experiments.transformers.attention",
+        "attention and its gradients per layer, head and kind of token: table, figure, numbers",
+        needs=("hydra", "matplotlib", "transformers"),
+        extra="experiments,models",
+        config="attention",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

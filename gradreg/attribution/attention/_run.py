@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.attribution.attention._kinds import ALL, Kinds, check_names, kinds_of
+from gradreg.attribution.attention._names import name_of
 from gradreg.attribution.attention._report import AttentionReport
 from gradreg.attribution.attention._segments import Segment, Side, segments_of, side_of
 from gradreg.attribution.attention._side import AttentionSide
@@ -121,7 +122,7 @@ def attention_report(
         )
     return AttentionReport(
         sides,
-        of=_text(of),
+        of=name_of(of),
         model=type(inner).__name__,
         examples=len(batch),
         per=per,
@@ -240,11 +241,6 @@ def _layers(keys: list[str]) -> tuple[int, ...]:
         if len(set(found)) == len(keys):
             return tuple(found)
     return tuple(range(len(keys)))
-
-
-def _text(of: ScalarFunction) -> str:
-    text = repr(of)
-    return getattr(of, "__name__", type(of).__name__) if " at 0x" in text else text
 
 
 def _version(package: str) -> str | None:
