@@ -20,7 +20,7 @@ from gradreg.batch import Batch, as_batch
 from gradreg.engine import PointRecord, point_records
 from gradreg.errors import BatchError, GradregError
 from gradreg.model import unwrap
-from gradreg.scalars import ScalarFunction
+from gradreg.scalars import ScalarFunction, is_causal_language_model
 from gradreg.wrt import AttentionMaps
 
 _ORDER = ("self", "encoder", "decoder", "cross")
@@ -70,7 +70,8 @@ def attention_report(
         layers: Which layers, as in `AttentionMaps`.
         kinds: From name to mask `[n, L]`; where encoder and decoder read different sequences, from `"source"` and `"target"` to
             such a mapping; or a function of the token ids that returns one. None: those that the tokenizer tells (special
-            tokens by name, punctuation, other), without one a single kind, `"all"`.
+            tokens by name, punctuation, other; of causal language models also the first token where it is not special, which
+            draws attention as [CLS] and [SEP] do), without one a single kind, `"all"`.
         tokenizer: The one that made the ids; any of transformers.
         queries: Count only queries of these kinds.
         valid: Real positions `[n, L]`, or by sequence; by default those of the attention masks, and of decoders without one
@@ -89,6 +90,7 @@ def attention_report(
 
     References:
         Clark, Khandelwal, Levy, Manning (2019), What Does BERT Look At?, arXiv:1906.04341, section 3.2.
+        Xiao, Tian, Chen, Han, Lewis (2023), Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453.
 
     Example:
         >>> import torch, gradreg as gr
@@ -145,6 +147,7 @@ class _Work:
     ) -> None:
         self.inner, self.batch, self.queries, self.segments = inner, batch, queries, segments
         self.kinds, self.tokenizer = kinds, tokenizer
+        self.causal = is_causal_language_model(inner)
         self.side: dict[str, Side] = {}
         self._masks: dict[str, dict[str, Tensor]] = {}
 
@@ -175,7 +178,9 @@ class _Work:
         if name not in self._masks:
             several = len({own for side in self.side.values() for own in (side.queries, side.keys)}) > 1
             segment = self.segments[name]
-            self._masks[name] = kinds_of(segment, self.kinds, self.tokenizer, len(self.batch), several)
+            self._masks[name] = kinds_of(
+                segment, self.kinds, self.tokenizer, len(self.batch), several=several, causal=self.causal
+            )
         return self._masks[name]
 
     def sides(self, totals: dict[str, Sums]) -> dict[str, AttentionSide]:
