@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradreg.errors import GradregError, closest
 
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
-
-__all__ = ["EXAMPLE", "PER", "check", "plain"]
+__all__ = ["EXAMPLE", "PER", "check", "number", "per_example", "plain"]
 
 EXAMPLE = "example"
 """The name of the first axis, which no axis of targets may have."""
@@ -22,8 +20,8 @@ EXAMPLE = "example"
 PER = ("token", "feature")
 
 
-def check(a: Attribution) -> None:
-    """Compare all shapes and keys.
+def check(a: Any) -> None:
+    """Compare all shapes and keys of `Fields`.
 
     Raises:
         GradregError: Names the first part that does not fit, its shape, and the shape it should have.
@@ -52,11 +50,20 @@ def check(a: Attribution) -> None:
     _known_keys("target_labels", a.target_labels, axes, "one of target_axes")
     for axis, names in a.target_labels.items():
         size = lead[1 + axes.index(axis)]
-        if len(names) != size:
-            raise GradregError(f"target_labels[{axis!r}] has {len(names)} names; the axis {axis!r} has {size} targets.")
+        rows = names if per_example(names) else [names] * lead[0]
+        if len(rows) != lead[0] or any(len(row) != size for row in rows):
+            raise GradregError(
+                f"target_labels[{axis!r}] has {[len(row) for row in rows] if per_example(names) else len(names)} names; the "
+                f"axis {axis!r} has {size} targets, of {lead[0]} examples."
+            )
 
 
-def _leading(a: Attribution, axes: tuple[str, ...]) -> tuple[int, ...]:
+def per_example(names: Any) -> bool:
+    """Tell whether targets have names of their own in every example."""
+    return bool(names) and not isinstance(names[0], str)
+
+
+def _leading(a: Any, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Return `(n, *targets)`, after comparing it between keys."""
     lead: tuple[int, ...] | None = None
     for key, scores in a.by_key.items():
@@ -120,6 +127,21 @@ def _shape(value: object) -> str:
 def _named(lead: tuple[int, ...], axes: tuple[str, ...]) -> str:
     names = " x ".join(f"{size} {axis}" for size, axis in zip(lead, (EXAMPLE, *axes), strict=True))
     return f"{list(lead)} ({names})"
+
+
+def number(given: Any, size: int, axis: str) -> int:
+    """Return a number along an axis, those below zero counted from the end.
+
+    Raises:
+        GradregError: If there is none such.
+    """
+    try:
+        place = operator.index(given)
+    except TypeError:
+        raise GradregError(f"{axis} {given!r} is no number; allowed are integers from 0 to {size - 1}.") from None
+    if isinstance(given, bool) or not -size <= place < size:
+        raise GradregError(f"There is no {axis} {given!r}; allowed are integers from 0 to {size - 1}.")
+    return place % size
 
 
 def plain(value: Any) -> Any:

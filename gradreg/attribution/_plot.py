@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from gradreg.attribution._check import EXAMPLE
-from gradreg.attribution._look import chosen, one_axis, target_name, target_names
-from gradreg.attribution._select import number
+from gradreg.attribution._check import EXAMPLE, number
+from gradreg.attribution._fields import Fields
+from gradreg.attribution._look import chosen, is_real, one_axis, target_name, target_names
 from gradreg.errors import GradregError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from gradreg.attribution._result import Attribution
 
 __all__ = ["plot"]
 
@@ -23,7 +18,7 @@ FOR, AGAINST = "#2f6fde", "#d9730d"
 _MOST_ROWS = 200  # of what can still be read, and drawn in seconds
 
 
-def plot(a: Attribution, example: int, target: int | Sequence[int | None] | None) -> Figure:
+def plot(a: Fields, example: int, target: int | Sequence[int | None] | None) -> Any:
     """Draw bars or a heat map; see `Attribution.plot`."""
     one_axis(a)
     axes = a.target_axes
@@ -44,7 +39,7 @@ def plot(a: Attribution, example: int, target: int | Sequence[int | None] | None
     return _heat_map(a, example, given, free[0])
 
 
-def _bars(a: Attribution, example: int, target: list[int]) -> Figure:
+def _bars(a: Fields, example: int, target: list[int]) -> Any:
     from matplotlib.figure import Figure
 
     names, values, segments = _sources(a, example, target)
@@ -64,7 +59,8 @@ def _bars(a: Attribution, example: int, target: list[int]) -> Figure:
     return figure
 
 
-def _heat_map(a: Attribution, example: int, given: list[int | None], free: int) -> Figure:
+def _heat_map(a: Fields, example: int, given: list[int | None], free: int) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     size = next(iter(a.by_key.values())).shape[1 + free]
@@ -77,8 +73,9 @@ def _heat_map(a: Attribution, example: int, given: list[int | None], free: int) 
     _limited(len(names), "tokens")
     figure = Figure(figsize=(2.6 + 0.3 * len(names), 1.8 + 0.26 * size), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(grid, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto")
-    labels = [own.strip() or str(n) for n, own in enumerate(target_names(a, free, example))]
+    colors = LinearSegmentedColormap.from_list("against-for", [AGAINST, "white", FOR])
+    image = axes.imshow(grid, cmap=colors, vmin=-largest, vmax=largest, aspect="auto")
+    labels = [f"{n} {own.strip()}".strip() for n, own in enumerate(own or "" for own in target_names(a, free, example))]
     axes.set(xticks=range(len(names)), yticks=range(size), ylabel=a.target_axes[free])
     axes.set_xticklabels(names, rotation=60, ha="right", rotation_mode="anchor")
     axes.set_yticklabels(labels)
@@ -89,7 +86,7 @@ def _heat_map(a: Attribution, example: int, given: list[int | None], free: int) 
     return figure
 
 
-def _sources(a: Attribution, example: int, target: list[int]) -> tuple[list[str], Any, list[tuple[int, str]]]:
+def _sources(a: Fields, example: int, target: list[int]) -> tuple[list[str], Any, list[tuple[int, str]]]:
     """Return names and scores of the real positions of all keys, and where each segment starts."""
     names: list[str] = []
     values: list[float] = []
@@ -97,7 +94,7 @@ def _sources(a: Attribution, example: int, target: list[int]) -> tuple[list[str]
     for key, scores, labels in chosen(a, example, target):
         segments.append((len(names), a.segments.get(key, key)))
         for place, (label, score) in enumerate(zip(labels, scores.double().tolist(), strict=True)):
-            if key not in a.valid or bool(a.valid[key][example, place]):
+            if is_real(a, key, example, place):
                 names.append(_visible(label))
                 values.append(score)
     if not names:
@@ -119,16 +116,18 @@ def _separate(axes: Any, segments: list[tuple[int, str]], *, horizontal: bool) -
 
 def _limited(count: int, what: str) -> int:
     if count > _MOST_ROWS:
-        raise GradregError(f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...).")
+        raise GradregError(
+            f"There are {count} {what}; a figure shows up to {_MOST_ROWS}. Take part of them with select(...)."
+        )
     return count
 
 
-def _title(a: Attribution, example: int, given: Sequence[int | None]) -> str:
+def _title(a: Fields, example: int, given: Sequence[int | None]) -> str:
     fixed = [target_name(a, axis, one, example) for axis, one in enumerate(given) if one is not None]
     return ", ".join([a.method.replace("_", " "), f"{EXAMPLE} {example}", *fixed])
 
 
-def _unit(a: Attribution) -> str:
+def _unit(a: Fields) -> str:
     of = a.provenance.get("of")
     return f"score, in units of {of}" if isinstance(of, str) and of else "score, in units of the target"
 

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradreg.attribution import _store
-from gradreg.attribution._check import check, plain
-from gradreg.attribution._look import as_lines, as_text, chosen
-from gradreg.attribution._merge import into_words
+from gradreg.attribution._fields import Fields
+from gradreg.attribution._look import Score, as_lines, as_text, top
+from gradreg.attribution._merge import into_words, with_tokens
 from gradreg.attribution._select import select
-from gradreg.attribution._tokens import read_tokens
 from gradreg.errors import GradregError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Attribution", "Score"]
 
 
-class Score(NamedTuple):
-    """The score of one source.
-
-    Args:
-        key: Result key.
-        position: Along the last axis.
-        label: The token, or the position as text.
-        score: In units of the target.
-    """
-
-    key: str
-    position: int
-    label: str
-    score: float
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Attribution:
+class Attribution(Fields):
     r"""Scores of sources for targets: how much every token, or every feature, contributed to every output.
 
     Args:
@@ -58,7 +37,8 @@ class Attribution:
         valid: From key to which positions are real, `[n, L]`; padded ones have score zero.
         segments: From key to what its tokens are: `"source"`, `"target prefix"`.
         labels: From key to the tokens of every example as text, L for each, where they are known.
-        target_labels: From an axis of targets to a name for each of them, such as those of classes.
+        target_labels: From an axis of targets to a name for each, such as those of classes; or to such a list for every
+            example, None in it for padding. The axis `"token"` needs none where tokens are known.
         provenance: What made it: versions, dtype, kernel, plan, model class, arguments; kept as JSON has it.
 
     Raises:
@@ -75,28 +55,6 @@ class Attribution:
           example 0, class 1: '0' +1, '1' +1, '2' +1
     """
 
-    by_key: Mapping[str, Tensor]
-    method: str
-    per: str
-    change: Tensor | None = None
-    delta: Tensor | None = None
-    error: Tensor | None = None
-    target_axes: tuple[str, ...] = ()
-    ids: Mapping[str, Tensor] = field(default_factory=dict)
-    valid: Mapping[str, Tensor] = field(default_factory=dict)
-    segments: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, list[list[str]]] = field(default_factory=dict)
-    target_labels: Mapping[str, list[str]] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check(self)
-        set_once = object.__setattr__  # frozen for others
-        set_once(self, "target_axes", tuple(self.target_axes))
-        set_once(self, "labels", {key: [list(row) for row in rows] for key, rows in self.labels.items()})
-        set_once(self, "target_labels", {axis: list(map(str, names)) for axis, names in self.target_labels.items()})
-        set_once(self, "provenance", plain(self.provenance))
-
     @property
     def scores(self) -> Tensor:
         """The scores as one tensor; per token those of several keys one after the other along the last axis.
@@ -110,12 +68,6 @@ class Attribution:
         if self.per != "token":
             raise GradregError(f"The scores have the keys {', '.join(map(repr, self.by_key))}; take by_key[...].")
         return torch.cat(values, -1)
-
-    @property
-    def total(self) -> Tensor:
-        """The sum of all scores of every target, without padded positions, `[n, *targets]`."""
-        lead = 1 + len(self.target_axes)
-        return sum((self._real(key).flatten(lead).sum(-1) for key in self.by_key), start=torch.zeros(()).to(self._first))
 
     @property
     def relative_delta(self) -> Tensor | None:
@@ -162,12 +114,10 @@ class Attribution:
             GradregError: If there are no ids, or they are not in the vocabulary.
         """
         if not self.ids:
-            raise GradregError("This attribution has no token ids, so a tokenizer cannot name its positions; set labels.")
-        labels = {
-            key: [[token.label for token in read_tokens(tokenizer, row)] for row in ids.tolist()]
-            for key, ids in self.ids.items()
-        }
-        return dataclasses.replace(self, labels={**self.labels, **labels})
+            raise GradregError(
+                "This attribution has no token ids, so a tokenizer cannot name its positions; set labels."
+            )
+        return with_tokens(self, tokenizer)
 
     def words(
         self,
@@ -230,16 +180,10 @@ class Attribution:
         Raises:
             GradregError: If there is no such example or target, or sources have more than one axis.
         """
-        found = [
-            Score(key, place, label, float(score))
-            for key, scores, labels in chosen(self, example, target)
-            for place, (score, label) in enumerate(zip(scores.tolist(), labels, strict=True))
-            if self._is_real(key, example, place)
-        ]
-        return sorted(found, key=lambda one: -abs(one.score))[: max(k, 0)]
+        return top(self, k, example, target)
 
-    def plot(self, example: int = 0, target: int | Sequence[int | None] | None = None) -> Figure:
-        """Draw scores with matplotlib: bars for one target, a heat map of targets and tokens for all along one axis.
+    def plot(self, example: int = 0, target: int | Sequence[int | None] | None = None) -> Any:
+        """Draw a matplotlib Figure: bars for one target, a heat map of targets and tokens for all along one axis.
 
         Args:
             example: Number of the example.
@@ -272,23 +216,6 @@ class Attribution:
         if path is not None:
             write_durably(Path(path), lambda file: file.write_text(text, encoding="utf-8"))
         return text
-
-    @property
-    def _first(self) -> Tensor:
-        return next(iter(self.by_key.values()))
-
-    def _real(self, key: str) -> Tensor:
-        """Scores of a key, zero where positions are padded."""
-        scores = self.by_key[key]
-        if key not in self.valid:
-            return scores
-        valid = self.valid[key].to(scores.device)
-        axes = [1] * len(self.target_axes)
-        rest = [1] * (scores.dim() - 2 - len(axes))
-        return scores.masked_fill(~valid.view(len(valid), *axes, -1, *rest), 0)
-
-    def _is_real(self, key: str, example: int, position: int) -> bool:
-        return key not in self.valid or bool(self.valid[key][example, position])
 
     def __repr__(self) -> str:
         return as_text(self)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradreg.attribution._check import EXAMPLE
+from gradreg.attribution._check import EXAMPLE, number, per_example
+from gradreg.attribution._fields import Fields
+from gradreg.attribution._look import TOKEN, target_names
 from gradreg.errors import GradregError, closest
 
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
+__all__ = ["select"]
 
-__all__ = ["number", "select"]
+Some = TypeVar("Some", bound=Fields)
 
 
-def select(a: Attribution, axis: str, which: int | Sequence[int]) -> Attribution:
+def select(a: Some, axis: str, which: int | Sequence[int]) -> Some:
     """Take numbers along an axis from every part that has it."""
     axes = (EXAMPLE, *a.target_axes)
     if axis not in axes:
@@ -46,10 +46,17 @@ def select(a: Attribution, axis: str, which: int | Sequence[int]) -> Attribution
         for name in ("ids", "valid"):
             changed[name] = {key: take(value) for key, value in getattr(a, name).items()}
         changed["labels"] = {key: [rows[one] for one in numbers] for key, rows in a.labels.items()}
+        changed["target_labels"] = {
+            name: [own[one] for one in numbers] if per_example(own) else own for name, own in a.target_labels.items()
+        }
     else:
         names = dict(a.target_labels)
+        if axis == TOKEN and axis not in names:  # which targets are left can no longer be told from the positions
+            rows = [target_names(a, place - 1, example) for example in range(first.shape[0])]
+            names |= {axis: rows} if any(any(row) or None in row for row in rows) else {}
         if axis in names:
-            names[axis] = [names[axis][one] for one in numbers]
+            own = names[axis]
+            names[axis] = [_of(row, numbers) for row in own] if per_example(own) else _of(own, numbers)
         if drop:
             names.pop(axis, None)
             changed["target_axes"] = tuple(one for one in a.target_axes if one != axis)
@@ -57,16 +64,5 @@ def select(a: Attribution, axis: str, which: int | Sequence[int]) -> Attribution
     return dataclasses.replace(a, **changed)
 
 
-def number(given: Any, size: int, axis: str) -> int:
-    """Return a number along an axis, those below zero counted from the end.
-
-    Raises:
-        GradregError: If there is none such.
-    """
-    try:
-        place = operator.index(given)
-    except TypeError:
-        raise GradregError(f"{axis} {given!r} is no number; allowed are integers from 0 to {size - 1}.") from None
-    if isinstance(given, bool) or not -size <= place < size:
-        raise GradregError(f"There is no {axis} {given!r}; allowed are integers from 0 to {size - 1}.")
-    return place % size
+def _of(row: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    return [row[one] for one in numbers]

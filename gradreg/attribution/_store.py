@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,10 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gradreg._files import write_durably
+from gradreg.attribution._fields import Fields
 from gradreg.errors import GradregError
-
-if TYPE_CHECKING:
-    from gradreg.attribution._result import Attribution
 
 __all__ = ["load", "save"]
 
@@ -25,7 +23,7 @@ _PER_KEY = ("by_key", "ids", "valid")
 _PER_TARGET = ("change", "delta", "error")
 
 
-def save(a: Attribution, path: Path) -> None:
+def save(a: Fields, path: Path) -> None:
     """Write the file under a temporary name, then rename it.
 
     Raises:

@@ -110,10 +110,9 @@ def _group(spans: Sequence[Span], text: str, labels: Sequence[str]) -> list[Word
             continue
         if span is None:
             groups += [([one], set()) for one in [*waiting, place]]
-        elif groups and not waiting and groups[-1][1] & touched:
-            groups[-1][0].append(place)
+        elif groups and groups[-1][1] & touched:  # then none that waits covers anything, for a space would part the two
+            groups[-1][0].extend([*waiting, place])
             groups[-1][1].update(touched)
-            continue
         else:
             groups.append(([*waiting, place], touched))
         waiting = []
@@ -156,12 +155,7 @@ def _words_of(text: str) -> list[int]:
 
 def _adds_to_the_last(category: str, character: str, last: str) -> bool:
     """Tell accents, vowel signs, skin colors, invisible characters, and what an invisible joiner ties to the last one."""
-    return (
-        category[0] == "M"
-        or category == "Cf"
-        or "\U0001f3fb" <= character <= "\U0001f3ff"
-        or last == "\u200d"
-    )
+    return category[0] == "M" or category == "Cf" or "\U0001f3fb" <= character <= "\U0001f3ff" or last == "\u200d"
 
 
 def _joins(text: str, place: int) -> bool:

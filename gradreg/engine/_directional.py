@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from gradreg.engine._evaluate import evaluate
+from gradreg.engine._frozen_linear import FrozenLinear
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
 from gradreg.engine._request import Request, resolve
-from gradreg.errors import GradregError, ScalarError, UnknownNameError, closest
+from gradreg.engine._routes import refusal_text
+from gradreg.errors import GradregError, RouteError, ScalarError, UnknownNameError, closest
 from gradreg.model import devices_of, preserved, swapped, train_mode_batch_norms
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads
 from gradreg.wrt import Wrt
@@ -30,6 +32,7 @@ def directional(
     at: Mapping[str, Tensor] | None = None,
     differentiable: bool = False,
     chunk_size: int | None = None,
+    route: str = "auto",
 ) -> Tensor:
     r"""Return directional derivatives, $\sum_{\mathrm{key}} \langle \partial\,\mathrm{of} / \partial\,\mathrm{key}, v_d \rangle$.
 
@@ -47,12 +50,14 @@ def directional(
         at: Values of `wrt` to evaluate at.
         differentiable: Keep the graph.
         chunk_size: Directions at a time; None: all at once.
+        route: `"auto"`; `"forward"`, which raises where `"auto"` would fall back to gradients; or `"reverse"`.
 
     Returns:
         `[n, *targets, D]`, with heads `[n, K, *targets, D]`.
 
     Raises:
         GradregError: As `gradients`; also if directions do not fit.
+        RouteError: If forward mode was asked for and cannot be taken.
 
     Example:
         >>> import torch, gradreg as gr
@@ -62,15 +67,23 @@ def directional(
         >>> d.shape, torch.allclose(d, net.weight[0].sum().expand(4, 1))
         (torch.Size([4, 1]), True)
     """
+    if route not in ("auto", "forward", "reverse"):
+        raise GradregError(f"route={route!r}; allowed are 'auto', 'forward', 'reverse'.")
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable, chunk_size=chunk_size)
     given = _named(request, directions)
-    if not differentiable and not train_mode_batch_norms(request.inner):
+    refusal = "differentiable=True takes sums from gradients" if differentiable else None
+    if refusal is None and train_mode_batch_norms(request.inner):
+        refusal = "BatchNorm in train mode"
+    if route != "reverse" and refusal is None:
         try:
             return _forward(request, given)
         except GradregError:
             raise
-        except (RuntimeError, NotImplementedError):
-            pass  # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
+        except (RuntimeError, NotImplementedError) as problem:
+            # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
+            refusal = refusal_text(problem)
+    if route == "forward":
+        raise RouteError(f'route="forward" is refused ({refusal}); route="reverse" gives the same numbers.')
     return _reverse(request, given)
 
 
@@ -132,7 +145,7 @@ def _forward(request: Request, directions: dict[str, Tensor]) -> Tensor:
         result: Tensor = jvp(scalar, (zeros,), (direction,))[1]
         return result
 
-    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)):
+    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)), FrozenLinear():
         result: Tensor = vmap(one, out_dims=-1, randomness="same", chunk_size=request.chunk_size)(directions)
     return result
 
