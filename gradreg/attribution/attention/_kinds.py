@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradreg.attribution._tokens import read_tokens, special_ids
 from gradreg.attribution.attention._segments import Segment
-from gradreg.errors import BatchError, GradregError, closest
+from gradreg.errors import BatchError, GradregError
 
 ALL, FIRST, OTHER, PUNCTUATION = "all", "first", "other", "punctuation"
 
@@ -113,19 +113,6 @@ def is_punctuation(text: str) -> bool:
         [True, True, False, False]
     """
     return bool(text) and all(unicodedata.category(letter).startswith("P") for letter in text)
-
-
-def check_names(names: Any, known: list[str]) -> tuple[str, ...]:
-    """Return the kinds of queries that were asked for.
-
-    Raises:
-        GradregError: If one is no kind.
-    """
-    wanted = (names,) if isinstance(names, str) else tuple(names)
-    for name in wanted:
-        if name not in known:
-            raise GradregError(f"queries names the kind {name!r}; there are {closest(str(name), known)}.")
-    return wanted
 
 
 def _checked(name: str, given: Any, segment: Segment, examples: int) -> Tensor:
