@@ -162,6 +162,7 @@ def test_padding_changes_no_statistic(name, left, tolerance):
     for title, side in together.sides.items():
         own = [one.sides[title] for one in alone]
         assert torch.equal(side.queries, sum(one.queries for one in own))
+        assert bool((side.table["gradient"] > 0).all())
         for quantity, kind in itertools.product(QUANTITIES, side.kinds):
             total, count = 0.0, 0
             for one in own:
@@ -458,7 +459,7 @@ def test_bad_input(options, text):
 def test_masks_of_an_encoder_decoder_say_whose_they_are():
     family = FAMILY["BART"]
     model, batch = family.make(), family.batch()
-    of = lambda outputs, batch: outputs.logits[:, -1, 0]  # noqa: E731
+    of = lambda outputs, batch: outputs.logits[:, -1, 5]  # noqa: E731
     source = kinds_of(batch.inputs["input_ids"])
     with pytest.raises(gr.GradregError, match="which its masks belong to"):
         gr.attention_report(model, batch, of, kinds=source)
@@ -501,7 +502,7 @@ def test_saved_and_shown(tmp_path):
 def test_the_figure_has_a_dot_for_every_head(tmp_path):
     pytest.importorskip("matplotlib")
     family = FAMILY["BART"]
-    report = gr.attention_report(family.make(), family.batch(), lambda o, b: o.logits[:, -1, 0], kinds=kinds_of)
+    report = gr.attention_report(family.make(), family.batch(), lambda o, b: o.logits[:, -1, 5], kinds=kinds_of)
     figure = report.plot(tmp_path / "figure.png", quantities=("attention", "gradient", "joint_score_gradient"))
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert len(figure.axes) == 9
