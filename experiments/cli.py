@@ -87,6 +87,13 @@ COMMANDS = {
         extra="all",
         config="similarity",
     ),
+    "attention": Command(
+        "gradreg.experiments.transformers.attention",
+        "attention and its gradients per layer, head and kind of token: table, figure, numbers",
+        needs=("hydra", "matplotlib", "transformers"),
+        extra="all",
+        config="attention",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

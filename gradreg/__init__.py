@@ -10,6 +10,7 @@ from gradreg.attribution import AttentionReport as AttentionReport
 from gradreg.attribution import Attribution as Attribution
 from gradreg.attribution import LogitJacobian as LogitJacobian
 from gradreg.attribution import SimilarityReport as SimilarityReport
+from gradreg.attribution import attention_report as attention_report
 from gradreg.attribution import expected_gradients as expected_gradients
 from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.attribution import input_x_gradient as input_x_gradient

@@ -21,10 +21,10 @@ from gradreg.engine._linear_factors import linear_factors as linear_factors
 from gradreg.engine._observe import grad_mode as grad_mode
 from gradreg.engine._plan import Plan as Plan
 from gradreg.engine._plan import plan as plan
-from gradreg.engine._point_tensors import PointTensor as PointTensor
-from gradreg.engine._point_tensors import point_tensors as point_tensors
 from gradreg.engine._point_records import PointRecord as PointRecord
 from gradreg.engine._point_records import point_records as point_records
+from gradreg.engine._point_tensors import PointTensor as PointTensor
+from gradreg.engine._point_tensors import point_tensors as point_tensors
 from gradreg.engine._point_values import point_values as point_values
 from gradreg.engine._point_values import values_and_gradients as values_and_gradients
 from gradreg.engine._probe import probe as probe

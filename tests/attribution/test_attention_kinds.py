@@ -89,3 +89,17 @@ def test_a_foreign_tokenizer_is_refused():
     batch = gr.Batch(torch.tensor([[1, len(words) + 3, 2]]), torch.tensor([0]))
     with pytest.raises(gr.GradregError, match="vocabulary"):
         gr.attention_report(FAMILY["BERT, classifier"].make(), batch, gr.logit(0), tokenizer=tokenizer)
+
+
+def test_the_first_token_of_causal_models_is_a_kind():
+    tokenizer, _words = byte_level()
+    ids = torch.tensor([[1, 1, 2, 3, 4], [4, 2, 3, 2, 8], [0, 2, 3, 4, 5]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    kinds = from_tokenizer(tokenizer, ids, mask.bool(), first=True)
+    assert list(kinds) == ["<s>", "first", "punctuation", "other"]
+    assert kinds["first"].nonzero().tolist() == [[0, 2], [1, 0]]  # the third begins with a special token
+    assert torch.equal(sum(one.long() for one in kinds.values())[mask.bool()], torch.ones(13, dtype=torch.long))
+    batch = gr.Batch({"input_ids": ids, "attention_mask": mask})
+    family = FAMILY["GPT-2"]
+    report = gr.attention_report(family.make(), batch, lambda o, b: o.logits[:, -1, 0], tokenizer=tokenizer)
+    assert report.sides["self"].kinds == ("<s>", "first", "punctuation", "other")

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from gradreg.attribution._tokens import read_tokens, special_ids
 from gradreg.attribution.attention._segments import Segment
-from gradreg.errors import BatchError, GradregError, closest
+from gradreg.errors import BatchError, GradregError
 
-ALL, OTHER, PUNCTUATION = "all", "other", "punctuation"
+ALL, FIRST, OTHER, PUNCTUATION = "all", "first", "other", "punctuation"
 
 Masks = Mapping[str, Tensor]
 Kinds = Mapping[str, Any] | Callable[[Tensor], Masks] | None
 
 
-def kinds_of(segment: Segment, kinds: Kinds, tokenizer: Any, examples: int, several: bool) -> dict[str, Tensor]:
+def kinds_of(
+    segment: Segment, kinds: Kinds, tokenizer: Any, examples: int, *, several: bool, causal: bool
+) -> dict[str, Tensor]:
     """Return from kind to which positions are of it, `[n, L]`; nothing where there is but one kind, `"all"`.
 
     Args:
@@ -28,6 +30,7 @@ def kinds_of(segment: Segment, kinds: Kinds, tokenizer: Any, examples: int, seve
         tokenizer: Tells kinds where none are given.
         examples: n.
         several: Whether the maps run over several segments; masks of no named segment could then be of either.
+        causal: Whether the model is a causal language model, whose first tokens are a kind of their own.
 
     Raises:
         BatchError: If a mask has no such shape.
@@ -36,7 +39,7 @@ def kinds_of(segment: Segment, kinds: Kinds, tokenizer: Any, examples: int, seve
     if kinds is None:
         if tokenizer is None or segment.ids is None:
             return {}
-        return from_tokenizer(tokenizer, segment.ids, segment.valid)
+        return from_tokenizer(tokenizer, segment.ids, segment.valid, first=causal)
     masks: Any = kinds
     if callable(kinds):
         if segment.ids is None:
@@ -57,7 +60,9 @@ def kinds_of(segment: Segment, kinds: Kinds, tokenizer: Any, examples: int, seve
     return {str(name): _checked(str(name), mask, segment, examples) for name, mask in masks.items()}
 
 
-def from_tokenizer(tokenizer: Any, ids: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
+def from_tokenizer(
+    tokenizer: Any, ids: Tensor, valid: Tensor | None = None, *, first: bool = False
+) -> dict[str, Tensor]:
     """Return the kinds that a tokenizer tells: special tokens by name, as they occur, then punctuation and other.
 
     Punctuation is what consists of characters of the unicode categories P, without the marks of the tokenizer.
@@ -66,6 +71,7 @@ def from_tokenizer(tokenizer: Any, ids: Tensor, valid: Tensor | None = None) -> 
         tokenizer: Of transformers.
         ids: `[n, L]`.
         valid: Which of them are real, `[n, L]`; others are named only if they are real elsewhere.
+        first: Make a kind of the first real tokens that are not special.
 
     Raises:
         GradregError: If an id is not in the vocabulary.
@@ -85,7 +91,17 @@ def from_tokenizer(tokenizer: Any, ids: Tensor, valid: Tensor | None = None) -> 
     }
     kinds[PUNCTUATION] = [one for one, text in spelled.items() if is_punctuation(text)]
     kinds[OTHER] = [one for one, text in spelled.items() if not is_punctuation(text)]
-    return {name: torch.isin(ids, torch.tensor(own, dtype=ids.dtype, device=ids.device)) for name, own in kinds.items()}
+    masks = {
+        name: torch.isin(ids, torch.tensor(own, dtype=ids.dtype, device=ids.device)) for name, own in kinds.items()
+    }
+    if not first:
+        return masks
+    real_ones = torch.ones_like(ids) if valid is None else valid.long()
+    start = (real_ones.cumsum(1) == 1) & (real_ones == 1) & (masks[PUNCTUATION] | masks[OTHER])
+    if not bool(start.any()):
+        return masks
+    rest = {name: masks.pop(name) & ~start for name in (PUNCTUATION, OTHER)}
+    return {**masks, FIRST: start, **rest}
 
 
 def is_punctuation(text: str) -> bool:
@@ -97,19 +113,6 @@ def is_punctuation(text: str) -> bool:
         [True, True, False, False]
     """
     return bool(text) and all(unicodedata.category(letter).startswith("P") for letter in text)
-
-
-def check_names(names: Any, known: list[str]) -> tuple[str, ...]:
-    """Return the kinds of queries that were asked for.
-
-    Raises:
-        GradregError: If one is no kind.
-    """
-    wanted = (names,) if isinstance(names, str) else tuple(names)
-    for name in wanted:
-        if name not in known:
-            raise GradregError(f"queries names the kind {name!r}; there are {closest(str(name), known)}.")
-    return wanted
 
 
 def _checked(name: str, given: Any, segment: Segment, examples: int) -> Tensor:

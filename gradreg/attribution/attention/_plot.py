@@ -101,9 +101,11 @@ def _scale(axes: Any, values: Any, quantity: str) -> None:
         return
     if quantity in _SIGNED:
         axes.axhline(0, color="#333333", linewidth=0.8)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         return
     positive = values[values > 0]
     if positive.size and positive.max() > 30 * np.median(positive):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
@@ -10,19 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradreg.attribution.attention._kinds import ALL, Kinds, check_names, kinds_of
+from gradreg.attribution.attention._collector import Collector
+from gradreg.attribution.attention._kinds import Kinds
+from gradreg.attribution.attention._names import name_of
 from gradreg.attribution.attention._report import AttentionReport
-from gradreg.attribution.attention._segments import Segment, Side, segments_of, side_of
-from gradreg.attribution.attention._side import AttentionSide
-from gradreg.attribution.attention._statistics import Sums, sums
+from gradreg.attribution.attention._segments import segments_of
 from gradreg.batch import Batch, as_batch
-from gradreg.engine import PointRecord, point_records
-from gradreg.errors import BatchError, GradregError
+from gradreg.engine import point_records
+from gradreg.errors import GradregError
 from gradreg.model import unwrap
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import AttentionMaps
-
-_ORDER = ("self", "encoder", "decoder", "cross")
 
 
 def attention_report(
@@ -69,7 +66,8 @@ def attention_report(
         layers: Which layers, as in `AttentionMaps`.
         kinds: From name to mask `[n, L]`; where encoder and decoder read different sequences, from `"source"` and `"target"` to
             such a mapping; or a function of the token ids that returns one. None: those that the tokenizer tells (special
-            tokens by name, punctuation, other), without one a single kind, `"all"`.
+            tokens by name, punctuation, other; of causal language models also the first token where it is not special, which
+            draws attention as [CLS] and [SEP] do), without one a single kind, `"all"`.
         tokenizer: The one that made the ids; any of transformers.
         queries: Count only queries of these kinds.
         valid: Real positions `[n, L]`, or by sequence; by default those of the attention masks, and of decoders without one
@@ -88,6 +86,7 @@ def attention_report(
 
     References:
         Clark, Khandelwal, Levy, Manning (2019), What Does BERT Look At?, arXiv:1906.04341, section 3.2.
+        Xiao, Tian, Chen, Han, Lewis (2023), Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453.
 
     Example:
         >>> import torch, gradreg as gr
@@ -102,7 +101,9 @@ def attention_report(
     """
     batch = as_batch(batch)
     inner = unwrap(model)
-    work = _Work(inner, batch, kinds, tokenizer, queries, segments_of(batch, valid))
+    counted = (queries,) if isinstance(queries, str) else None if queries is None else tuple(queries)
+    work = Collector(inner, batch, kinds, tokenizer, counted, segments_of(batch, valid))
+    work.check()
     parts = point_records(
         model,
         batch,
@@ -117,134 +118,33 @@ def attention_report(
     sides = work.sides(totals)
     if not sides:
         raise GradregError(
-            f"queries={queries!r} leaves no query in any map: tokens of these kinds are padding, or absent."
+            f"queries={counted!r} leaves no query in any map: tokens of these kinds are padding, or absent."
         )
     return AttentionReport(
         sides,
-        of=_text(of),
+        of=name_of(of),
         model=type(inner).__name__,
         examples=len(batch),
         per=per,
-        provenance={
-            "dtype": str(next((tensor.dtype for tensor in inner.parameters() if tensor.is_floating_point()), "")),
-            "attention": getattr(getattr(inner, "config", None), "_attn_implementation", None),
-            "training": inner.training,
-            "layers": layers,
-            "queries": None if queries is None else [queries] if isinstance(queries, str) else list(queries),
-            "versions": {name: _version(name) for name in ("gradreg", "torch", "transformers")},
-        },
+        provenance=_provenance(inner, batch, layers, counted),
     )
 
 
-class _Work:
-    """Reads records of maps with the kinds of their tokens."""
-
-    def __init__(
-        self, inner: nn.Module, batch: Batch, kinds: Kinds, tokenizer: Any, queries: Any, segments: dict[str, Segment]
-    ) -> None:
-        self.inner, self.batch, self.queries, self.segments = inner, batch, queries, segments
-        self.kinds, self.tokenizer = kinds, tokenizer
-        self.side: dict[str, Side] = {}
-        self._masks: dict[str, dict[str, Tensor]] = {}
-
-    def summed(self, record: PointRecord) -> dict[str, Sums]:
-        """Return the sums of every map."""
-        for key in record.points:
-            self.side.setdefault(key, side_of(key, self.inner, self.batch))
-        return {
-            key: self._one(key, weights, record.gradients[key], record.rows) for key, weights in record.points.items()
-        }
-
-    def _one(self, key: str, weights: Tensor, gradient: Tensor, rows: slice) -> Sums:
-        side = self.side[key]
-        counted = self._real(key, side.queries, weights.shape[2], weights.device)
-        keys = self._real(key, side.keys, weights.shape[3], weights.device)
-        masks = self.masks(side.keys)
-        if self.queries is not None:
-            own = self.masks(side.queries)
-            chosen = [own[name] for name in self._wanted() if name in own]
-            self._check_length(key, side.queries, weights.shape[2], *chosen)
-            counted = counted & (torch.stack(chosen).any(0) if chosen else torch.zeros_like(counted))
-        self._check_length(key, side.keys, weights.shape[3], *masks.values())
-        members = torch.stack(list(masks.values())) if masks else torch.ones_like(keys)[None]
-        return sums(weights, gradient, members[:, rows].to(weights.device), counted[rows], keys[rows])
-
-    def masks(self, name: str) -> dict[str, Tensor]:
-        """Return the kinds of a segment; none where it has but one."""
-        if name not in self._masks:
-            several = len({own for side in self.side.values() for own in (side.queries, side.keys)}) > 1
-            segment = self.segments[name]
-            self._masks[name] = kinds_of(segment, self.kinds, self.tokenizer, len(self.batch), several)
-        return self._masks[name]
-
-    def sides(self, totals: dict[str, Sums]) -> dict[str, AttentionSide]:
-        """Return the report's parts, in which layers have as many heads, in order of the layers."""
-        groups: dict[tuple[str, int], list[str]] = {}
-        for key, total in totals.items():
-            groups.setdefault((self.side[key].name, len(total.queries)), []).append(key)
-        found = {}
-        for name in (*_ORDER,):
-            same = [(heads, keys) for (own, heads), keys in groups.items() if own == name]
-            for heads, keys in same:
-                keys = [key for key in sorted(keys, key=_numbers) if bool(totals[key].queries.any())]
-                if keys:
-                    title = name if len(same) == 1 else f"{name}, {heads} heads"
-                    found[title] = self._side(title, keys, totals)
-        return found
-
-    def _side(self, title: str, keys: list[str], totals: dict[str, Sums]) -> AttentionSide:
-        names = list(self.masks(self.side[keys[0]].keys)) or [ALL]
-        pairs = torch.stack([totals[key].pairs for key in keys])
-        there = [place for place in range(len(names)) if bool(pairs[:, :, place].any())]
-        means = [totals[key].means() for key in keys]
-        return AttentionSide(
-            title,
-            _layers(keys),
-            tuple(keys),
-            tuple(names[place] for place in there),
-            tuple(name for place, name in enumerate(names) if place not in there),
-            {name: torch.stack([mean[name][:, there] for mean in means]) for name in means[0]},
-            pairs[:, :, there],
-            torch.stack([totals[key].queries for key in keys]),
-        )
-
-    def _wanted(self) -> tuple[str, ...]:
-        names = dict.fromkeys(name for side in self.side.values() for name in self.masks(side.queries))
-        return check_names(self.queries, list(names))
-
-    def _real(self, key: str, segment: str, length: int, device: torch.device) -> Tensor:
-        valid = self.segments[segment].valid
-        if valid is None:
-            return torch.ones(len(self.batch), length, dtype=torch.bool, device=device)
-        self._check_length(key, segment, length, valid)
-        return valid.to(device)
-
-    def _check_length(self, key: str, segment: str, length: int, *masks: Tensor) -> None:
-        for mask in masks:
-            if mask.shape[1] != length:
-                raise BatchError(
-                    f"The map {key!r} has {length} positions along the {segment}, the masks and ids of the batch "
-                    f"{mask.shape[1]}: the model adds or leaves out some. Give kinds and valid as masks [n, {length}]."
-                )
-
-
-def _numbers(key: str) -> tuple[int, ...]:
-    """Sort by the numbers in a module's name, then by call; the order of hooks is no order of layers."""
-    return tuple(int(number) for number in re.findall(r"(?<=[.#])\d+|^\d+", key))
-
-
-def _layers(keys: list[str]) -> tuple[int, ...]:
-    """Return the numbers of layers: the first in a module's name, or where layers share a module its calls, or the place."""
-    for pattern in (r"(?:^|\.)(\d+)(?:[.:])", r"#(\d+)$"):
-        found = [int(match.group(1)) for key in keys if (match := re.search(pattern, key))]
-        if len(set(found)) == len(keys):
-            return tuple(found)
-    return tuple(range(len(keys)))
-
-
-def _text(of: ScalarFunction) -> str:
-    text = repr(of)
-    return getattr(of, "__name__", type(of).__name__) if " at 0x" in text else text
+def _provenance(inner: nn.Module, batch: Batch, layers: Any, queries: Any) -> dict[str, Any]:
+    config = getattr(inner, "config", None)
+    parameter = next((one for one in inner.parameters() if one.is_floating_point()), batch.tensors()[0])
+    made = {
+        "gradreg": _version("gradreg"),
+        "torch": torch.__version__,
+        "transformers": _version("transformers") if config is not None else None,
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": parameter.device.type,
+        "attention": getattr(config, "_attn_implementation", None),
+        "training": inner.training,
+        "layers": layers,
+        "queries": queries,
+    }
+    return {key: value for key, value in made.items() if value is not None}
 
 
 def _version(package: str) -> str | None:

@@ -56,7 +56,7 @@ def side_of(key: str, inner: nn.Module, batch: Batch) -> Side:
     name = key.partition(":")[0]
     names = [own for own, _ in inner.named_modules(remove_duplicate=False)]
     cross = _is_cross(name, names)
-    if not _has_two_stacks(inner, batch, names):
+    if not has_two_stacks(inner, batch):
         return Side("cross", SOURCE, CONTEXT) if cross else Side("self", SOURCE, SOURCE)
     if cross:
         return Side("cross", TARGET, SOURCE)
@@ -72,12 +72,14 @@ def _is_cross(name: str, names: list[str]) -> bool:
     return beside_self or _CROSS.search(tail) is not None or _CROSS.search(own) is not None
 
 
-def _has_two_stacks(inner: nn.Module, batch: Batch, names: list[str]) -> bool:
+def has_two_stacks(inner: nn.Module, batch: Batch) -> bool:
+    """Whether a model has an encoder and a decoder, which read different sequences."""
     declared = getattr(getattr(inner, "config", None), "is_encoder_decoder", None)
     if declared is not None:
         return bool(declared)
     if any(name.startswith("decoder_") for name in batch.input_names):
         return True
+    names = [name for name, _ in inner.named_modules()]
     return any(_ENCODER.search(name) for name in names) and any(_DECODER.search(name) for name in names)
 
 
