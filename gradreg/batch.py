@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -241,7 +241,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: map_tensors(function, item) for name, item in value.items()}
+        mapped = {name: map_tensors(function, item) for name, item in value.items()}
+        # the outputs of a model of transformers, as of its encoder, are read by position too
+        return type(value)(**mapped) if is_dataclass(type(value)) else mapped
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, (tuple, list)):

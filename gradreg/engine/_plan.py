@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import run
 from gradreg.engine._observe import grad_mode, observe
-from gradreg.engine._params import default_chunk, examples_are_apart
+from gradreg.engine._params import examples_are_apart
 from gradreg.engine._points import Points
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, forward_refusal
+from gradreg.engine._vmapped import default_chunk
 from gradreg.errors import GradregWarning
 from gradreg.model import Ensemble, SharedBase, aligned_heads, checkpoints_activations, devices_of, preserved
 from gradreg.scalars import ScalarFunction
