@@ -230,7 +230,7 @@ def _scalars(
         capture: Capture = observe(
             request.model if not replaced else request.inner,
             batch,
-            _replaced_points(request) if at else Points(),
+            request.points.only(request.at) if at else Points(),
             at=at,
             differentiable=request.differentiable,
             copies=False,
@@ -241,13 +241,6 @@ def _scalars(
     if not coupled_is_fine:
         check_uncoupled(scalars, selected.values(), capture.normalized, "the parameters")
     return scalars.sum(1) if request.over_heads else scalars
-
-
-def _replaced_points(request: Request) -> Points:
-    """The points whose values are given in `at`: they must be hooked, though nothing is differentiated there."""
-    points = request.points
-    wanted = {name.partition("#")[0] for name in request.at}
-    return Points(activations={name: axis for name, axis in points.activations.items() if name in wanted})
 
 
 def pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor | None]:

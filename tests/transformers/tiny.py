@@ -77,33 +77,39 @@ def run(module: nn.Module, batch: gr.Batch, **more: Any) -> Any:
     return module(**batch.inputs, **more)
 
 
-def looped(
-    module: nn.Module, batch: gr.Batch, of: Callable[[Any, gr.Batch], Tensor] = some_loss
-) -> dict[str, Tensor]:
+def looped(module: nn.Module, batch: gr.Batch, of: Callable[[Any, gr.Batch], Tensor] = some_loss) -> dict[str, Tensor]:
     """Per-example gradients of all parameters, one forward and backward each."""
     named = dict(module.named_parameters())
     rows = []
     for i in range(len(batch)):
         one = batch[i : i + 1]
         rows.append(
-            torch.autograd.grad(of(run(module, one), one)[0], list(named.values()), allow_unused=True, materialize_grads=True)
+            torch.autograd.grad(
+                of(run(module, one), one)[0], list(named.values()), allow_unused=True, materialize_grads=True
+            )
         )
     return {name: torch.stack([row[position] for row in rows]) for position, name in enumerate(named)}
 
 
 def by_hand(
-    module: nn.Module, batch: gr.Batch, names: Iterable[str], of: Callable[[Any, gr.Batch], Tensor] = classes, **more: Any
+    module: nn.Module,
+    batch: gr.Batch,
+    names: Iterable[str],
+    of: Callable[[Any, gr.Batch], Tensor] = classes,
+    **more: Any,
 ) -> tuple[dict[str, Tensor], list[Tensor], Tensor]:
     """Return the gradients at outputs of modules, those at the returned attentions, and the attentions, by hooks of our own."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., Any]:
         def hook(_: nn.Module, args: Any, output: Any) -> Any:
-            value = output[0] if isinstance(output, tuple) else output
+            several = isinstance(output, tuple)  # beside weights, which have four axes
+            place = next(i for i, each in enumerate(output) if each.dim() == 3) if several else 0
+            value = output[place] if several else output
             value = value if value.requires_grad else value.detach().requires_grad_()
             key = f"{name}#{sum(known.partition('#')[0] == name for known in seen)}"
             seen[key] = value
-            return (value, *output[1:]) if isinstance(output, tuple) else value
+            return (*output[:place], value, *output[place + 1 :]) if several else value
 
         return hook
 
