@@ -51,6 +51,8 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.inputs, list):
             object.__setattr__(self, "inputs", tuple(self.inputs))
+        if isinstance(self.inputs, Mapping) and not isinstance(self.inputs, dict):
+            object.__setattr__(self, "inputs", dict(self.inputs))  # a BatchEncoding, which transforms do not look into
         if not isinstance(self.inputs, (Tensor, tuple, Mapping)):
             raise BatchError(
                 f"Batch.inputs is a {type(self.inputs).__name__}; allowed are a tensor, a tuple of tensors or a mapping "

@@ -140,7 +140,7 @@ def _may_take_positions(inner: nn.Module) -> bool:
 
 
 def _measured(inner: nn.Module, row: Batch) -> bool:
-    """Whether a left-padded row with positions from its mask is at least as near to the row without padding."""
+    """Whether positions from its mask make a left-padded row what it is without padding, or do no harm at least."""
     mask = row.inputs["attention_mask"]
     visible = mask[0] != 0
     named = row.named_inputs()
@@ -165,11 +165,12 @@ def _measured(inner: nn.Module, row: Batch) -> bool:
         return False
     scale = float(expected.abs().max()) or 1.0
     plain, *placed = (float((output - expected).abs().max()) / scale for output in found)
-    takes = bool(placed) and placed[0] <= plain + _ROUNDING
-    if not (placed[0] if takes else plain) <= _SHIFTED:
+    takes = bool(placed) and (placed[0] <= 0.1 * plain or placed[0] <= min(plain + _ROUNDING, _SHIFTED))
+    if not takes and not plain <= _SHIFTED:
         warn(
-            f"{type(inner).__name__} gives other outputs for rows that are padded on the left (by {plain:.2g} of the largest): "
-            "it reads their positions as if the padding were text, and takes no position_ids that would help. Pad on the right.",
+            f"{type(inner).__name__} gives other outputs for rows that are padded on the left than for the same rows without "
+            f"padding (by {plain:.2g} of the largest): it counts positions, or finds the token that it pools, as if the padding "
+            "were text. Pad on the right.",
             GradregWarning,
         )
     return takes

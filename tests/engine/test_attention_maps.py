@@ -275,6 +275,7 @@ def test_dropout_comes_behind_the_weights() -> None:
 
 def test_heads_and_ensembles_show_the_maps_of_every_head() -> None:
     """Four heads run as one vmapped pass, in which only the first is called by name."""
+
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -297,7 +298,8 @@ def test_heads_and_ensembles_show_the_maps_of_every_head() -> None:
         if part == "heads":
             given = by_hand(model.base.inner, x, x, None, base, "base.inner")
         assert list(found) == [
-            *(f"{name}:attention" for name in base), *(f"{part}.{i}.inner:attention" for i in range(4))
+            *(f"{name}:attention" for name in base),
+            *(f"{part}.{i}.inner:attention" for i in range(4)),
         ]
         for i, head in enumerate(heads):
             weights: Weights = dict(base)
