@@ -50,6 +50,13 @@ class Attentions:
     eager: bool = False
     problem: str = ""
 
+    @property
+    def how(self) -> str:
+        """Say where the maps are seen."""
+        if self.eager:
+            return "softmaxes of eager attention, which the model is told to use in the forward"
+        return "softmaxes that the model writes out" if self.softmax else "calls of scaled_dot_product_attention"
+
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Attentions]] = WeakKeyDictionary()
 

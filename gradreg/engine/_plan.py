@@ -211,6 +211,8 @@ def _notes(request: Request, decision: Decision) -> list[str]:
         aligned = aligned_heads(request.inner, heads)
         one_by_one = f"{len(heads)} heads one by one: {aligned}"
         notes.append(one_by_one if isinstance(aligned, str) else f"{len(heads)} heads in one vmapped pass")
+    if request.points.attentions is not None:
+        notes.append(f"attention maps: {request.points.attentions.how}")
     if decision.params == "vmap" and not request.differentiable:
         chunk = request.chunk_size or default_chunk(request)
         if chunk < len(request.batch):

@@ -386,7 +386,7 @@ def test_modules_that_are_exchanged_after_the_look_are_noticed() -> None:
     x = tensor(4, 5, 8)
     assert len(gr.gradients(net, x, several, gr.AttentionMaps())) == 2
     net[1] = nn.Sequential(made(Own), made(Own))
-    with pytest.raises(CompatibilityError, match="was not called|computed attention"):
+    with pytest.raises(CompatibilityError, match=r"was not called|computed attention"):
         gr.gradients(net, x, several, gr.AttentionMaps())
 
 

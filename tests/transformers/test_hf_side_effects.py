@@ -121,7 +121,7 @@ def test_nothing_is_left_behind_by_other_ways(name: str) -> None:
         assert_unchanged(dict(before), net, batch)
 
 
-class Fault(Exception):
+class FaultError(Exception):
     pass
 
 
@@ -136,13 +136,13 @@ def test_nothing_is_left_behind_by_a_forward_that_raises(call: str, after: int) 
     def fault(module: nn.Module, args: Any) -> None:
         counts["calls"] += 1
         if counts["calls"] > after:
-            raise Fault
+            raise FaultError
 
     net.bert.encoder.layer[1].output.register_forward_pre_hook(fault)
     before = observed(net, batch)
     try:
         CALLS[call](net, batch, classes)
-    except Fault:
+    except FaultError:
         pass
     else:
         assert after  # there are fewer forwards than that
