@@ -20,9 +20,6 @@ from gradreg.attribution import mean_embedding as mean_embedding
 from gradreg.attribution import saliency as saliency
 from gradreg.attribution import smooth_grad as smooth_grad
 from gradreg.attribution import token_baseline as token_baseline
-from gradreg.attribution import attention_report as attention_report
-from gradreg.attribution import SimilarityReport as SimilarityReport
-from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport

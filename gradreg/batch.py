@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.inputs, list):
             object.__setattr__(self, "inputs", tuple(self.inputs))
+        if isinstance(self.inputs, Mapping) and not isinstance(self.inputs, dict):
+            object.__setattr__(self, "inputs", dict(self.inputs))  # a BatchEncoding, which transforms do not look into
         if not isinstance(self.inputs, (Tensor, tuple, Mapping)):
             raise BatchError(
                 f"Batch.inputs is a {type(self.inputs).__name__}; allowed are a tensor, a tuple of tensors or a mapping "
@@ -241,7 +243,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: map_tensors(function, item) for name, item in value.items()}
+        mapped = {name: map_tensors(function, item) for name, item in value.items()}
+        # the outputs of a model of transformers, as of its encoder, are read by position too
+        return type(value)(**mapped) if is_dataclass(type(value)) else mapped
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, (tuple, list)):

@@ -40,8 +40,11 @@ def capture_gradients(request: Request) -> dict[str, Tensor]:
 
 
 def _captured(request: Request, batch: Batch, at: dict[str, Tensor]) -> dict[str, Tensor]:
-    replaced = {**cloned_buffers(request.inner), **request.at_params()}
-    with grad_mode(), preserved_attributes(request.inner), swapped(request.inner, replaced):
+    with (
+        grad_mode(),  # first: buffers copied under inference_mode could not be saved for a backward
+        preserved_attributes(request.inner),
+        swapped(request.inner, {**cloned_buffers(request.inner), **request.at_params()}),
+    ):
         capture = observe(
             request.model, batch, request.points, at=at, differentiable=request.differentiable, fuse=request.of
         )

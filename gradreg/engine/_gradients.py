@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.engine._capture import capture_gradients
-from gradreg.engine._params import VMAP_FAULTS, check_on_few, loop_gradients, summed_gradients
+from gradreg.engine._params import check_on_few, loop_gradients, summed_gradients
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, factors_refusal, note_vmap_refusal, refusal_text
 from gradreg.engine._session import current_session
-from gradreg.engine._vmapped import vmapped_gradients
+from gradreg.engine._vmapped import VMAP_FAULTS, vmapped_gradients
 from gradreg.engine.factors import Factors, collect
 from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning, warn
 from gradreg.model import train_mode_batch_norms

@@ -1,8 +1,7 @@
-"""Routes vmap, batch and loop: gradients with respect to parameters, per example or summed."""
+"""Routes batch and loop: gradients with respect to parameters, per example or summed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
-from torch.utils import _pytree as pytree
 
 from gradreg.batch import Batch
 from gradreg.engine._checks import check_independent, closes_over
@@ -20,6 +17,7 @@ from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import Capture, grad_mode, observe, usable
 from gradreg.engine._points import Points
 from gradreg.engine._pull import warn_disconnected
+from gradreg.engine._recomputation import without_recomputation
 from gradreg.engine._recorder import attached
 from gradreg.engine._request import Request
 from gradreg.engine._scale import scaled, unscaled
@@ -36,14 +34,8 @@ from gradreg.model import (
 )
 from gradreg.scalars import scalar_key
 
-# A vmapped pass holds about this many bytes of per-example gradients at a time, unless chunk_size says otherwise
-_CHUNK_BYTES = 256 * 2**20
-
 # Whether examples of a model and a scalar were found apart from each other
 _APART: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
-
-# What a model that does not run under vmap raises; a genuine fault of the model is raised again by the loop
-VMAP_FAULTS = (RuntimeError, NotImplementedError, UserWarning, ValueError, TypeError)
 
 
 def selected_values(request: Request) -> dict[str, Tensor]:
@@ -53,62 +45,6 @@ def selected_values(request: Request) -> dict[str, Tensor]:
         name: attached(at[name], keep_graph=request.differentiable) if name in at else parameter
         for name, parameter in request.params.items()
     }
-
-
-def default_chunk(request: Request) -> int:
-    """Return how many examples at a time keep a vmapped pass within its share of memory."""
-    size = sum(parameter.numel() * parameter.element_size() for parameter in request.params.values())
-    return max(1, min(len(request.batch), _CHUNK_BYTES // max(size, 1)))
-
-
-def vmap_gradients(request: Request) -> dict[str, Tensor]:
-    """Return per-example parameter gradients by `vmap` over examples of the pullback of one example.
-
-    Live parameters: a differentiable result carries gradient to all of them. Raises whatever the model raises under vmap.
-    """
-    batch = _with_input_values(request)
-    leaves, structure = pytree.tree_flatten((batch.inputs, batch.targets, batch.groups, dict(batch.extras)))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    inner, heads = request.inner, request.heads
-    buffers = cloned_buffers(inner)
-
-    def rebuild(rows: Sequence[Tensor]) -> Batch:
-        remaining = iter(rows)
-        values = [next(remaining).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        inputs, targets, groups, extras = pytree.tree_unflatten(values, structure)
-        return Batch(inputs, targets, groups, extras)
-
-    def one(selected: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:
-        def scalar(values: dict[str, Tensor]) -> Tensor:
-            example = rebuild([row.clone() for row in rows])  # of our own: a first layer may work in place
-            own = {name: buffer.clone() for name, buffer in buffers.items()}
-            with swapped(inner, {**own, **values}):
-                outputs = call(inner, example)
-            result = evaluate(request.of, outputs, example, heads)
-            return result.sum(1)[0] if request.over_heads else result[0]
-
-        value, pullback = vjp(scalar, selected)[:2]
-        gradients: dict[str, Tensor]
-        if value.dim() == 0:
-            (gradients,) = pullback(scaled(torch.ones_like(value)))
-        else:
-            basis = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
-            (columns,) = vmap(pullback)(scaled(basis))
-            gradients = {name: rows_.reshape(*value.shape, *rows_.shape[1:]) for name, rows_ in columns.items()}
-        return {name: unscaled(gradient) for name, gradient in gradients.items()}
-
-    chunk = request.chunk_size or (None if request.differentiable else default_chunk(request))
-    with (
-        torch.inference_mode(False),
-        torch.set_grad_enabled(request.differentiable),
-        preserved(inner, devices_of(inner)),
-        differentiable_kernels(inner, twice=True, written_out=request.differentiable),
-    ):
-        in_dims = (None, *(0 for _ in tensors))
-        result: dict[str, Tensor] = vmap(one, in_dims=in_dims, randomness=request.randomness, chunk_size=chunk)(
-            selected_values(request) if request.differentiable else _detached(selected_values(request)), *tensors
-        )
-    return result
 
 
 def loop_gradients(request: Request, *, joint: bool) -> dict[str, Tensor]:
@@ -290,11 +226,11 @@ def _scalars(
     if rows is not None:
         at = {name: value[rows] for name, value in at.items()}
     replaced = {name: value for name, value in selected.items() if name in request.at}
-    with swapped(request.inner, replaced):
+    with swapped(request.inner, replaced), without_recomputation() if replaced else nullcontext():
         capture: Capture = observe(
             request.model if not replaced else request.inner,
             batch,
-            _replaced_points(request) if at else Points(),
+            request.points.only(request.at) if at else Points(),
             at=at,
             differentiable=request.differentiable,
             copies=False,
@@ -305,13 +241,6 @@ def _scalars(
     if not coupled_is_fine:
         check_uncoupled(scalars, selected.values(), capture.normalized, "the parameters")
     return scalars.sum(1) if request.over_heads else scalars
-
-
-def _replaced_points(request: Request) -> Points:
-    """The points whose values are given in `at`: they must be hooked, though nothing is differentiated there."""
-    points = request.points
-    wanted = {name.partition("#")[0] for name in request.at}
-    return Points(activations={name: axis for name, axis in points.activations.items() if name in wanted})
 
 
 def pulled(scalar: Tensor, selected: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor | None]:
@@ -345,14 +274,3 @@ def stacked(
         column = [tensor.new_zeros((*targets, *tensor.shape)) if (own := row[name]) is None else own for row in rows]
         results[name] = unscaled(torch.stack(column) if len(column) > 1 else column[0].unsqueeze(0))
     return results
-
-
-def _with_input_values(request: Request) -> Batch:
-    values: dict[str, Any] = {name: value for name, value in request.at.items() if name in request.points.inputs}
-    batch = request.batch.with_inputs(values) if values else request.batch
-    batch = usable(batch)
-    return batch if request.differentiable else batch.map(lambda tensor: tensor.detach())
-
-
-def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in tensors.items()}

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import run
 from gradreg.engine._observe import grad_mode, observe
-from gradreg.engine._params import default_chunk, examples_are_apart
+from gradreg.engine._params import examples_are_apart
 from gradreg.engine._points import Points
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import Decision, decide, forward_refusal
+from gradreg.engine._vmapped import default_chunk
 from gradreg.errors import GradregWarning
 from gradreg.model import Ensemble, SharedBase, aligned_heads, checkpoints_activations, devices_of, preserved
 from gradreg.scalars import ScalarFunction
@@ -210,6 +211,8 @@ def _notes(request: Request, decision: Decision) -> list[str]:
         aligned = aligned_heads(request.inner, heads)
         one_by_one = f"{len(heads)} heads one by one: {aligned}"
         notes.append(one_by_one if isinstance(aligned, str) else f"{len(heads)} heads in one vmapped pass")
+    if request.points.attentions is not None:
+        notes.append(f"attention maps: {request.points.attentions.how}")
     if decision.params == "vmap" and not request.differentiable:
         chunk = request.chunk_size or default_chunk(request)
         if chunk < len(request.batch):

@@ -12,7 +12,6 @@ from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
-from gradreg.engine._points import Points
 from gradreg.engine._pull import pull_with_values
 from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
@@ -51,13 +50,6 @@ def point_values(
         values = evaluate(of, capture.outputs, batch.with_inputs(capture.batch.named_inputs()), heads)
         return values if differentiable else values.detach()
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable)
-    wanted = {name.partition("#")[0] for name in request.at}
-    points = request.points
-    points = Points(
-        activations={name: axis for name, axis in points.activations.items() if name in wanted},
-        firings={name: count for name, count in points.firings.items() if name in wanted},
-        attentions=points.attentions,
-    )
     graph = grad_mode() if differentiable else nullcontext()
     params = request.at_params()
     with graph, torch.set_grad_enabled(differentiable), preserved(request.inner, devices_of(request.inner)):
@@ -65,7 +57,7 @@ def point_values(
             capture = observe(
                 request.inner if params else request.model,
                 request.batch,
-                points,
+                request.points.only(request.at),
                 at=request.at_points(),
                 differentiable=differentiable,
                 copies=False,

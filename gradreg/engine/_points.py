@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +70,15 @@ class Points:
             self.required | other.required,
             {**self.firings, **other.firings},
             self.attentions or other.attentions,
+        )
+
+    def only(self, keys: Iterable[str]) -> Points:
+        """Return the activations and maps among these result keys, with all that is needed to reach them."""
+        names = {key.partition("#")[0] for key in keys} & self.activations.keys()
+        return Points(
+            activations={name: axis for name, axis in self.activations.items() if name in names},
+            firings={name: count for name, count in self.firings.items() if name in names},
+            attentions=self.attentions if any(name.endswith(MAP_SUFFIX) for name in names) else None,
         )
 
     def covers(self, other: Points) -> bool:

@@ -158,6 +158,7 @@ class Recorder:
             raise CompatibilityError(
                 f"Module {silent[0]!r} was not called in the forward (or only inside a fused kernel), so it has no activation."
             )
+        self._check_maps()
         for name, wanted in self.points.calls.items():
             missing = [index for index in wanted if index >= self.calls.get(name, 0)]
             if missing:
@@ -172,3 +173,16 @@ class Recorder:
             if key.partition("#")[0] in self.points.activations and key not in named:
                 raise UnknownNameError(f"There is no activation {key!r}; this forward has {closest(key, named)}.")
         return named
+
+    def _check_maps(self) -> None:
+        """Compare the attention calls of this forward with those of the first look at the model."""
+        if self.points.attentions is None:
+            return
+        expected = {name + MAP_SUFFIX: count for name, count in self.points.attentions.calls.items()}
+        for name, count in self.calls.items():
+            if name.endswith(MAP_SUFFIX) and count != expected.get(name, 0):
+                raise CompatibilityError(
+                    f"{name.removesuffix(MAP_SUFFIX)!r} computed attention {count} times in this forward and "
+                    f"{expected.get(name, 0)} times when the model was looked at: its attention depends on the data or on what "
+                    "was called before, and a map could be missing or be another one."
+                )

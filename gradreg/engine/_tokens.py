@@ -10,25 +10,44 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch, substituted
-from gradreg.errors import BatchError
-from gradreg.model import call, devices_of, differentiable_kernels, input_embeddings, preserved, walk
+from gradreg.errors import BatchError, GradregWarning, warn
+from gradreg.model import (
+    Ensemble,
+    SharedBase,
+    call,
+    devices_of,
+    differentiable_kernels,
+    input_embeddings,
+    preserved,
+    walk,
+)
 from gradreg.scalars import read_outputs
 
-_FIRINGS: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+_FIRINGS: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], dict[str, int]]] = WeakKeyDictionary()
 
-# Whether position_ids from the mask make left-padded rows what they are unpadded
+# Whether left-padded rows are given position_ids from their mask
 _TAKES_POSITIONS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+# Shares of the largest output: what rounding does, and what is another position
+_ROUNDING, _SHIFTED = 1e-5, 1e-3
 
 
 def token_embeddings(inner: nn.Module, batch: Batch) -> dict[str, int]:
     """Return the embeddings that read the inputs, with their calls a forward.
 
     Where the module that a model names as its own shares its weight with others, those that a forward on two examples calls
-    are taken: models of which only the encoder is in use name one that is never called.
+    are taken: models of which only the encoder is in use name one that is never called. The same where the output of the
+    encoder is among the inputs.
     """
-    known = _FIRINGS.get(inner)
-    if known is not None:
-        return known
+    known = _FIRINGS.setdefault(inner, {})
+    given = tuple(name for name, value in batch.named_inputs().items() if value is not None)
+    if given not in known:
+        known[given] = _found(inner, batch, "encoder_outputs" in given)
+    return known[given]
+
+
+def _found(inner: nn.Module, batch: Batch, encoded: bool) -> dict[str, int]:
     firings = input_embeddings(inner)
     named = dict(walk(inner))
     weights = {id(getattr(named[name], "weight", None)) for name in firings}
@@ -37,11 +56,10 @@ def token_embeddings(inner: nn.Module, batch: Batch) -> dict[str, int]:
         for name, module in named.items()
         if isinstance(module, nn.Embedding) and id(module.weight) in weights
     }
-    if not siblings.keys() <= firings.keys():
+    if encoded or not siblings.keys() <= firings.keys():
         calls = _calls(inner, batch[:2], {**siblings, **{name: named[name] for name in firings}})
-        if not all(calls[name] for name in firings) and any(calls.values()):
-            firings = {name: count for name, count in calls.items() if count}
-    _FIRINGS[inner] = firings
+        if any(calls.values()) and (encoded or not all(calls[name] for name in firings)):
+            return {name: count for name, count in calls.items() if count}
     return firings
 
 
@@ -68,11 +86,18 @@ def prepared(inner: nn.Module, batch: Batch) -> Batch:
     """Return a batch of tokens as the model needs it: rows that are padded on the left get their `position_ids`.
 
     Without them a model with learned positions reads shifted ones. They are given where a measurement on one row shows that
-    they make the row what it is without padding.
+    they make the row what it is without padding, and a model that takes none is warned of.
 
     Raises:
-        BatchError: If the attention mask hides all tokens of an example: such an example has no defined output.
+        BatchError: If the attention mask hides all tokens of an example: such an example has no defined output. If a cache is
+            among the inputs: every forward would write to it.
     """
+    for name, value in batch.named_inputs().items():
+        if hasattr(value, "get_seq_length"):
+            raise BatchError(
+                f"Input {name!r} is a {type(value).__name__}, which every forward writes to: a second one would see another "
+                "model. Pass whole sequences, without what was computed before."
+            )
     mask = _mask(batch)
     if mask is None:
         return batch
@@ -83,11 +108,11 @@ def prepared(inner: nn.Module, batch: Batch) -> Batch:
             "examples out."
         )
     left = mask[:, 0] == 0
-    if not bool(left.any()) or not _may_take_positions(inner, batch):
+    if "position_ids" in batch.input_names or "input_ids" not in batch.input_names or not bool(left.any()):
         return batch
     if inner not in _TAKES_POSITIONS:
         row = int(left.nonzero()[0])
-        _TAKES_POSITIONS[inner] = _positions_help(inner, batch[row : row + 1])
+        _TAKES_POSITIONS[inner] = _measured(inner, batch[row : row + 1])
     return substituted(batch, {"position_ids": positions(mask)}) if _TAKES_POSITIONS[inner] else batch
 
 
@@ -102,24 +127,27 @@ def _mask(batch: Batch) -> Tensor | None:
     mask = batch.inputs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2 or torch._C._functorch.is_functorch_wrapped_tensor(mask):
         return None
-    return mask
+    # numbers that are added to scores hide by being negative, and zero is visible
+    return None if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()) else mask
 
 
-def _may_take_positions(inner: nn.Module, batch: Batch) -> bool:
-    return (
-        "position_ids" not in batch.input_names
-        and "input_ids" in batch.input_names
-        and "position_ids" in inspect.signature(inner.forward).parameters
-    )
+def _may_take_positions(inner: nn.Module) -> bool:
+    if isinstance(inner, SharedBase):
+        return _may_take_positions(inner.base)
+    if isinstance(inner, Ensemble):
+        return all(map(_may_take_positions, inner.models))
+    return "position_ids" in inspect.signature(inner.forward).parameters
 
 
-def _positions_help(inner: nn.Module, row: Batch) -> bool:
-    """Whether a left-padded row with positions from its mask is nearer to the row without padding than without them."""
+def _measured(inner: nn.Module, row: Batch) -> bool:
+    """Whether positions from its mask make a left-padded row what it is without padding, or do no harm at least."""
     mask = row.inputs["attention_mask"]
     visible = mask[0] != 0
     named = row.named_inputs()
-    trimmed = Batch({name: value[:, visible] if _like(value, mask) else value for name, value in named.items()})
-    given = Batch({**named, "position_ids": positions(mask)})
+    trimmed = {name: value[:, visible] if _like(value, mask) else value for name, value in named.items()}
+    ways = [trimmed, named]
+    if _may_take_positions(inner):
+        ways.append({**named, "position_ids": positions(mask)})
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -129,15 +157,33 @@ def _positions_help(inner: nn.Module, row: Batch) -> bool:
         for module in inner.modules():
             module.training = False
         try:
-            expected, plain, placed = (read_outputs(call(inner, each)) for each in (trimmed, Batch(named), given))
+            expected, *found = (read_outputs(call(inner, Batch(way))) for way in ways)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError):
             return False  # a model that serves no part of its inputs is left as it is called
-    if plain.shape != expected.shape and plain.dim() > 2 and plain.shape[1] == len(visible):
-        plain, placed = plain[:, visible], placed[:, visible]
-    if plain.shape != expected.shape:
+    found = [_trimmed(output, expected.shape, visible) for output in found]
+    if any(output.shape != expected.shape for output in found):
         return False
-    gap, remaining = float((plain - expected).abs().max()), float((placed - expected).abs().max())
-    return remaining < 0.1 * gap and gap > 1e-4 * float(expected.abs().max())
+    scale = float(expected.abs().max()) or 1.0
+    plain, *placed = (float((output - expected).abs().max()) / scale for output in found)
+    takes = bool(placed) and (placed[0] <= 0.1 * plain or placed[0] <= min(plain + _ROUNDING, _SHIFTED))
+    if not takes and not plain <= _SHIFTED:
+        warn(
+            f"{type(inner).__name__} gives other outputs for rows that are padded on the left than for the same rows without "
+            f"padding (by {plain:.2g} of the largest): it counts positions, or finds the token that it pools, as if the padding "
+            "were text. Pad on the right.",
+            GradregWarning,
+        )
+    return takes
+
+
+def _trimmed(output: Tensor, shape: torch.Size, visible: Tensor) -> Tensor:
+    """Return the rows of visible tokens of an output, where it has an axis of tokens."""
+    if output.dim() != len(shape):
+        return output
+    for axis, (long, short) in enumerate(zip(output.shape, shape, strict=True)):
+        if long != short and long == len(visible):
+            return output.index_select(axis, visible.nonzero().squeeze(1))
+    return output
 
 
 def _like(value: object, mask: Tensor) -> bool:

@@ -18,6 +18,7 @@ from gradreg.model._functional import parameter_aliases as parameter_aliases
 from gradreg.model._functional import swapped as swapped
 from gradreg.model._heads import Ensemble as Ensemble
 from gradreg.model._heads import SharedBase as SharedBase
+from gradreg.model._kernels import MATH_ONLY as MATH_ONLY
 from gradreg.model._kernels import allowed_attention_kernels as allowed_attention_kernels
 from gradreg.model._kernels import attention_kernels as attention_kernels
 from gradreg.model._kernels import checkpoints_activations as checkpoints_activations

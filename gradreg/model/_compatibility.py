@@ -76,7 +76,8 @@ def check_compatible(model: nn.Module, *, differentiable: bool) -> None:
         if _is_compiled(module) and differentiable:
             problems.append(
                 f"{label} is compiled; compiled graphs have no double backward. Pass the uncompiled module "
-                "(model._orig_mod, or one on which .compile() was not called), and compile around the whole training step if at all."
+                "(model._orig_mod, or one on which .compile() was not called), and compile around the whole training step if at "
+                "all."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             problems.append(f"{label} has max_norm, which rewrites its weight in the forward; renormalize outside it.")

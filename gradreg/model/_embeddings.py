@@ -18,10 +18,9 @@ def input_embeddings(model: nn.Module) -> dict[str, int]:
         UnknownNameError: If there is none, or several of which none is the input's by name.
     """
     names = {id(module): name for name, module in walk(model)}
-    sides = [model]
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        sides = [getattr(model, f"get_{side}")() for side in ("encoder", "decoder")]
-    found = [names.get(id(module)) for side in sides if (module := _own(side)) is not None]
+    found = [
+        names.get(id(module)) for root in _roots(model) for module in map(_own, _sides(root)) if module is not None
+    ]
     known = [name for name in found if name is not None]
     if known:
         return {name: known.count(name) for name in dict.fromkeys(known)}
@@ -32,6 +31,24 @@ def input_embeddings(model: nn.Module) -> dict[str, int]:
         f"{type(model).__name__} has {len(tables)} embeddings ({closest('embed', tables)}) and does not say which one embeds its "
         'inputs: name it, Embeddings("<module>").'
     )
+
+
+def _roots(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules that name their embedding: the model, or those that it wraps, as heads and bases do."""
+    if hasattr(model, "get_input_embeddings"):
+        return [model]
+    return [root for child in model.children() for root in _roots(child)]
+
+
+def _sides(root: nn.Module) -> list[nn.Module]:
+    """Return encoder and decoder of a model that has both, else the model."""
+    if not getattr(getattr(root, "config", None), "is_encoder_decoder", False):
+        return [root]
+    getters = ("get_encoder", "get_decoder")
+    for _, module in walk(root):  # classifiers have no getters of their own in transformers 4
+        if all(hasattr(module, getter) for getter in getters):
+            return [getattr(module, getter)() for getter in getters]
+    return [root]
 
 
 def _own(side: nn.Module) -> nn.Module | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
-from gradreg.engine._params import VMAP_FAULTS
+from gradreg.engine._vmapped import VMAP_FAULTS
 from gradreg.engine.factors._axes import CallAxes
 from gradreg.engine.factors._pieces import Piece, dense
 from gradreg.engine.factors._record import Call
