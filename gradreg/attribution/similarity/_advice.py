@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradreg.attribution.similarity._calibration import AS_GIVEN, NO_END, NO_SPECIAL
+from gradreg.attribution.similarity._calibration import AS_GIVEN, NO_END, NO_SPECIAL, Calibration
 from gradreg.attribution.similarity._findings import Findings
 from gradreg.attribution.similarity._what_ifs import NEW, NO_EMBEDDINGS, NO_NORMS, PREFIX, PROMPT, UNIT
 
@@ -93,6 +93,6 @@ def _standing(report: Findings) -> str:
     return text + "."
 
 
-def _place(calibration: object, key: str) -> str:
-    rank, count = calibration.rank[key], calibration.count + 1  # type: ignore[attr-defined]
+def _place(calibration: Calibration, key: str) -> str:
+    rank, count = calibration.rank[key], calibration.count + 1
     return f"number {rank} of {count} by cosine with a"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradreg.attribution.similarity._example import Example, read_batch, read_examples
 from gradreg.attribution.similarity._grams import Side
+from gradreg.attribution.similarity._texts import Special
 from gradreg.batch import Batch
 from gradreg.errors import BatchError
 from gradreg.scalars import ScalarFunction
@@ -67,6 +68,17 @@ def _is_list(given: Any) -> bool:
     if not isinstance(given, (list, tuple)):
         return False
     return not (len(given) == 2 and isinstance(given[0], Tensor))
+
+
+def left_out(a: Example, b: Example, special: Special) -> dict[str, frozenset[int]]:
+    """Return what is left out of every calibration example: only what also changes a or b."""
+    ids = set(a.ids or ()) | set(b.ids or ())
+    keys: dict[str, frozenset[int]] = {AS_GIVEN: frozenset()}
+    if ids & special.ends:
+        keys[NO_END] = special.ends
+    if ids & (special.all - special.ends):
+        keys[NO_SPECIAL] = special.all
+    return keys
 
 
 def other_sides(others: Sequence[tuple[Batch, list[Example]]], dropped: Mapping[str, frozenset[int]]) -> list[Side]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradreg.attribution.similarity._example import read_batch
 from gradreg.batch import Batch
-from gradreg.errors import CompatibilityError, GradregError, NonFiniteLossError, UnknownNameError
+from gradreg.engine import head_count
+from gradreg.errors import BatchError, CompatibilityError, GradregError, NonFiniteLossError, UnknownNameError
 from gradreg.model import parameter_aliases
 from gradreg.scalars import is_causal_language_model
 from gradreg.wrt import match_names
@@ -53,6 +56,26 @@ def notes_on(inner: nn.Module, parameters: dict[str, nn.Parameter]) -> list[str]
     if frozen:
         notes.append(f"{len(frozen)} frozen parameters take no part, such as {frozen[0]}.")
     return notes
+
+
+def read_pair(batch_a: Any, batch_b: Any, inner: nn.Module) -> dict[str, Batch]:
+    """Return both batches by the names of their arguments.
+
+    Raises:
+        BatchError: If one holds several examples.
+        CompatibilityError: If the model has several heads.
+    """
+    if head_count(inner) is not None:
+        raise CompatibilityError(
+            f"The model is a {type(inner).__name__} with {head_count(inner)} heads; explain one of its models at a time."
+        )
+    batches = {"batch_a": read_batch(batch_a, inner, "batch_a"), "batch_b": read_batch(batch_b, inner, "batch_b")}
+    for name, batch in batches.items():
+        if len(batch) != 1:
+            raise BatchError(
+                f"{name} holds {len(batch)} examples; one is allowed. Slice it ({name}[:1]), and give others as calibration."
+            )
+    return batches
 
 
 def padding_note(inner: nn.Module, batches: Mapping[str, Batch]) -> list[str]:

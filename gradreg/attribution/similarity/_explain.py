@@ -5,35 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradreg.attribution.similarity._calibration import (
-    AS_GIVEN,
-    NO_END,
-    NO_SPECIAL,
-    calibrate,
-    other_sides,
-    read_others,
-)
+from gradreg.attribution.similarity._calibration import calibrate, left_out, other_sides, read_others
 from gradreg.attribution.similarity._checks import (
     check_grams,
     chosen_parameters,
     notes_on,
     padding_note,
     prompt_lengths,
+    read_pair,
 )
 from gradreg.attribution.similarity._divergence import divergence_of
-from gradreg.attribution.similarity._example import Example, read_batch, read_examples
-from gradreg.attribution.similarity._grams import Side, gram_matrices
+from gradreg.attribution.similarity._example import read_examples
+from gradreg.attribution.similarity._grams import gram_matrices, token_side
 from gradreg.attribution.similarity._groups import Groups, places
 from gradreg.attribution.similarity._provenance import provenance_of
 from gradreg.attribution.similarity._report import SimilarityReport
-from gradreg.attribution.similarity._rows import Cell, TokenRow
-from gradreg.attribution.similarity._scalar import one_hot_rows
 from gradreg.attribution.similarity._texts import special_ids, texts_of
-from gradreg.attribution.similarity._what_ifs import compared, dropped_weights
-from gradreg.engine import head_count
-from gradreg.errors import BatchError, CompatibilityError
+from gradreg.attribution.similarity._token_rows import token_rows
+from gradreg.attribution.similarity._what_ifs import dropped_weights
 from gradreg.model import check_compatible, devices_of, preserved, unwrap
 from gradreg.scalars import ScalarFunction
 from gradreg.tracin._memory import as_bytes
@@ -95,108 +86,30 @@ def explain_similarity(
     """
     check_compatible(model, differentiable=False)
     inner = unwrap(model)
-    bytes_ = as_bytes(memory)
+    bytes_, prompts = as_bytes(memory), prompt_lengths(prompt)
     parameters = chosen_parameters(inner, params)
     placed, rule = places(inner, list(parameters), groups)
-    if head_count(inner) is not None:
-        raise CompatibilityError(
-            f"The model is a {type(inner).__name__} with {head_count(inner)} heads; explain one of its models at a time."
-        )
-    named = {"batch_a": read_batch(batch_a, inner, "batch_a"), "batch_b": read_batch(batch_b, inner, "batch_b")}
-    for name, batch in named.items():
-        if len(batch) != 1:
-            raise BatchError(
-                f"{name} holds {len(batch)} examples; one is allowed. Slice it ({name}[:1]), and give others as calibration."
-            )
-    notes = [*notes_on(inner, parameters), *padding_note(inner, named)]
+    batches = read_pair(batch_a, batch_b, inner)
+    notes = [*notes_on(inner, parameters), *padding_note(inner, batches)]
     with torch.inference_mode(False), preserved(inner, devices_of(inner)):
         inner.eval()  # `preserved` gives the flags back
-        (a,), (b,) = (read_examples(inner, batch, of, name) for name, batch in named.items())
-        ends, specials = special_ids(inner, tokenizer)
-        if a.classes:
-            ends = specials = frozenset()
+        (a,), (b,) = (read_examples(inner, batch, of, name) for name, batch in batches.items())
         others = [] if calibration is None else read_others(calibration, inner, of)
-        sides = [
-            Side(one.batch, (0,) * len(one.positions), one_hot_rows(list(one.positions), one.values.numel()), one.of,
-                 one.output_bytes)
-            for one in (a, b)
-        ]  # fmt: skip
-        keys = _keys(a, b, ends, specials) if others else {}
-        cells = {name: f"{place.group}\n{place.kind}" for name, place in placed.items()}
-        rows = len(a.positions) + len(b.positions)
-        grams = gram_matrices(inner, [*sides, *other_sides(others, keys)], rows, parameters, cells, bytes_)
-    check_grams(grams.total, (len(a.positions), len(b.positions)))
-    tokens = [
-        _rows(one, texts_of(one, inner, tokenizer), grams.total[at, at], ends, specials, length)
-        for one, at, length in zip(
-            (a, b), (slice(0, len(a.positions)), slice(len(a.positions), rows)), prompt_lengths(prompt), strict=True
-        )
-    ]
-    tokens_a, tokens_b, index = compared(*tokens)
-    if a.classes:
-        tokens_a, tokens_b = tokens
+        special = special_ids(inner, tokenizer, classes=a.classes)
+        keys = left_out(a, b, special) if others else {}
+        sides = [token_side(a), token_side(b), *other_sides(others, keys)]
+        counts = len(a.positions), len(b.positions)
+        grams = gram_matrices(inner, sides, sum(counts), parameters, placed, bytes_)
+    check_grams(grams.total, counts)
+    texts = texts_of(a, inner, tokenizer), texts_of(b, inner, tokenizer)
+    tokens_a, tokens_b, index = token_rows((a, b), texts, grams.total, special, prompts)
+    weights = {key: (dropped_weights(key, tokens_a), dropped_weights(key, tokens_b)) for key in keys}
     return SimilarityReport(
         tuple(tokens_a),
         tuple(tokens_b),
-        tuple(_cells(grams.cells, cells, parameters)),
+        grams.cells,
         divergence_of(a, b, tokens_a, tokens_b, index),
-        calibrate(
-            grams.total,
-            (len(tokens_a), len(tokens_b)),
-            {key: (dropped_weights(key, tokens_a), dropped_weights(key, tokens_b)) for key in keys},
-        )
-        if others
-        else None,
+        calibrate(grams.total, counts, weights) if others else None,
         tuple(notes),
         provenance_of(inner, a, parameters, rule, params, grams.routes),
     )
-
-
-def _keys(a: Example, b: Example, ends: frozenset[int], specials: frozenset[int]) -> dict[str, frozenset[int]]:
-    """Return what is left out of every calibration example: only what also changes a or b."""
-    ids = set(a.ids or ()) | set(b.ids or ())
-    keys: dict[str, frozenset[int]] = {AS_GIVEN: frozenset()}
-    if ids & ends:
-        keys[NO_END] = ends
-    if ids & (specials - ends):
-        keys[NO_SPECIAL] = specials
-    return keys
-
-
-def _rows(
-    example: Example,
-    texts: list[str],
-    gram: Tensor,
-    ends: frozenset[int],
-    specials: frozenset[int],
-    prompt: int,
-) -> list[TokenRow]:
-    shares, norms = (gram.sum(1) / gram.sum()).tolist(), gram.diagonal().clamp(min=0).sqrt().tolist()
-    ids = example.ids or (None,) * len(example.positions)
-    # positions are those of the scalar's targets; labels of a causal model lie one further
-    offset = example.offset
-    return [
-        TokenRow(
-            place + offset,
-            one,
-            text,
-            loss,
-            norm,
-            share,
-            end=one in ends,
-            special=one in specials,
-            prompt=place + offset < prompt,
-        )
-        for place, one, text, loss, norm, share in zip(
-            example.positions, ids, texts, example.losses, norms, shares, strict=True
-        )
-    ]
-
-
-def _cells(grams: dict[str, Tensor], cells: dict[str, str], parameters: dict[str, nn.Parameter]) -> list[Cell]:
-    found = []
-    for key, gram in grams.items():
-        names = tuple(name for name in parameters if cells[name] == key)
-        group, _, kind = key.rpartition("\n")
-        found.append(Cell(group, kind, names, sum(parameters[name].numel() for name in names), gram))
-    return found

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradreg.attribution.similarity._scalar import WEIGHTS, Weighted
+from gradreg.attribution.similarity._example import Example
+from gradreg.attribution.similarity._groups import Place
+from gradreg.attribution.similarity._rows import Cell
+from gradreg.attribution.similarity._scalar import WEIGHTS, Weighted, one_hot_rows
 from gradreg.batch import Batch
 from gradreg.engine import Factors, collect_factors
 from gradreg.errors import DisconnectedWarning, SlowRouteWarning
@@ -54,17 +57,23 @@ class Side:
         return repeated.with_extras(**{WEIGHTS: weights})
 
 
+def token_side(example: Example) -> Side:
+    """Return a row per target that counts."""
+    weights = one_hot_rows(list(example.positions), example.values.numel())
+    return Side(example.batch, (0,) * len(example.positions), weights, example.of, example.output_bytes)
+
+
 @dataclass
 class Grams:
     """All inner products.
 
     Attributes:
-        cells: From the key of a cell to the Gram matrix of the first `inner` rows, `[inner, inner]`, float64.
+        cells: By group and kind, the Gram matrix of the first rows.
         total: Of all rows and parameters, `[rows, rows]`.
         routes: From parameter to the rule that gave its gradients.
     """
 
-    cells: dict[str, Tensor]
+    cells: tuple[Cell, ...]
     total: Tensor
     routes: dict[str, str]
 
@@ -74,7 +83,7 @@ def gram_matrices(
     sides: Sequence[Side],
     inner: int,
     parameters: Mapping[str, nn.Parameter],
-    cells: Mapping[str, str],
+    placed: Mapping[str, Place],
     memory: int,
 ) -> Grams:
     """Take the gradients of all rows of all sides, in blocks of parameters and rows that fit into memory.
@@ -84,12 +93,12 @@ def gram_matrices(
         sides: Whose rows, one after the other.
         inner: How many rows at the start, of whole sides, get Gram matrices per cell.
         parameters: With respect to which, by first name.
-        cells: From parameter to the key of its cell.
+        placed: From parameter to its group and kind.
         memory: About how many bytes to hold.
     """
     rows = sum(len(side.example) for side in sides)
     total = torch.zeros(rows, rows, dtype=torch.float64)
-    own = {key: torch.zeros(inner, inner, dtype=torch.float64) for key in dict.fromkeys(cells.values())}
+    own = {key: torch.zeros(inner, inner, dtype=torch.float64) for key in dict.fromkeys(placed.values())}
     routes: dict[str, str] = {}
     for block in _blocks(sides, parameters, memory):
         pieces = list(_pieces(model, sides, block, parameters, memory // 2))
@@ -98,13 +107,18 @@ def gram_matrices(
                 at, beside = slice(start, start + len(factors)), slice(other_start, other_start + len(others))
                 for name, part in factors.dot_by_parameter(others).items():
                     found = part.cpu().double()
-                    targets = [total, *([own[cells[name]]] if beside.stop <= inner else [])]
+                    targets = [total, *([own[placed[name]]] if beside.stop <= inner else [])]
                     for target in targets:
                         target[at, beside] += found
         routes.update({row.name: row.rule for row in pieces[0][1].coverage if row.name in block and row.rule})
     for matrix in (total, *own.values()):
         matrix.copy_(torch.triu(matrix) + torch.triu(matrix, 1).T)
-    return Grams(own, total, routes)
+    return Grams(tuple(_cell(place, gram, parameters, placed) for place, gram in own.items()), total, routes)
+
+
+def _cell(place: Place, gram: Tensor, parameters: Mapping[str, nn.Parameter], placed: Mapping[str, Place]) -> Cell:
+    names = tuple(name for name in parameters if placed[name] == place)
+    return Cell(place.group, place.kind, names, sum(parameters[name].numel() for name in names), gram)
 
 
 def _pieces(

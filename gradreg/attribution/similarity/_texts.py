@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -42,8 +43,18 @@ def _token_text(tokenizer: Any, one: int) -> str:
     return text if not str(token).startswith("▁") or text.startswith(" ") else f" {text}"
 
 
-def special_ids(model: nn.Module, tokenizer: Any) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the ids that end a sequence, and all special ids, from the tokenizer and the configurations."""
+@dataclass(frozen=True)
+class Special:
+    """Ids that stand for no text: those that end a sequence, and all of them."""
+
+    ends: frozenset[int] = frozenset()
+    all: frozenset[int] = frozenset()
+
+
+def special_ids(model: nn.Module, tokenizer: Any, *, classes: bool) -> Special:
+    """Return the special ids of tokenizer and configurations; none where targets are classes."""
+    if classes:
+        return Special()
     ends: set[int] = set()
     others: set[int] = set()
     for source in (tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)):
@@ -53,7 +64,7 @@ def special_ids(model: nn.Module, tokenizer: Any) -> tuple[frozenset[int], froze
     others |= _ids(list(getattr(tokenizer, "all_special_ids", ()) or ())) - _ids(
         getattr(tokenizer, "unk_token_id", None)
     )
-    return frozenset(ends), frozenset(ends | others)
+    return Special(frozenset(ends), frozenset(ends | others))
 
 
 def _ids(found: Any) -> set[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,7 +71,8 @@ def what_ifs(cells: Sequence[Cell], a: Sequence[TokenRow], b: Sequence[TokenRow]
     for name, drops in _DROPPED.items():
         dropped = tuple(tuple(i for i, token in enumerate(side) if drops(token)) for side in (a, b))
         everything = tuple(tuple(range(len(side))) for side in (a, b))
-        if not any(dropped) or (name in (NO_SPECIAL, PREFIX) and (dropped in seen or dropped == everything)):
+        nothing_shared = name == PREFIX and dropped == everything
+        if not any(dropped) or nothing_shared or (name in (NO_SPECIAL, PREFIX) and dropped in seen):
             continue
         seen.add(dropped)
         kept = weights_without(a, drops), weights_without(b, drops)
@@ -100,20 +100,3 @@ def weights_without(tokens: Sequence[TokenRow], drops: Callable[[TokenRow], bool
 def dropped_weights(key: str, tokens: Sequence[TokenRow]) -> Tensor:
     """Return the weights of a named change that leaves tokens out."""
     return weights_without(tokens, _DROPPED.get(key, lambda token: False))
-
-
-def compared(a: list[TokenRow], b: list[TokenRow]) -> tuple[list[TokenRow], list[TokenRow], int | None]:
-    """Mark shared prefix and new tokens, and return the index of the first difference; None where there is none."""
-    if any(token.id is None for token in (*a, *b)):
-        return a, b, None
-    ids_a, ids_b = [token.id for token in a], [token.id for token in b]
-    common = 0
-    while common < min(len(a), len(b)) and ids_a[common] == ids_b[common]:
-        common += 1
-    matched_a, matched_b = set(), set()
-    for block in difflib.SequenceMatcher(None, ids_a, ids_b, autojunk=False).get_matching_blocks():
-        matched_a |= set(range(block.a, block.a + block.size))
-        matched_b |= set(range(block.b, block.b + block.size))
-    marked_a = [replace(token, shared=i < common, new=i not in matched_a) for i, token in enumerate(a)]
-    marked_b = [replace(token, shared=i < common, new=i not in matched_b) for i, token in enumerate(b)]
-    return marked_a, marked_b, common if common < max(len(a), len(b)) else None
