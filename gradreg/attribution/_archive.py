@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from gradreg._files import write_durably
@@ -32,7 +32,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     _check_name(path)
     # clones, for two tensors of one storage (a view of an expanded one, say) are refused
     kept = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    write_durably(path, lambda file: save_file(kept, file, metadata={"gradreg": json.dumps(about, allow_nan=False)}))
+    data = as_bytes(kept, metadata={"gradreg": json.dumps(about, allow_nan=False)})
+    write_durably(path, lambda file: file.write_bytes(data))  # save_file would make it unreadable for other users
 
 
 def read(path: Path, form: str, version: int, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

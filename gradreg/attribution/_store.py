@@ -1,17 +1,13 @@
-"""Attributions on disk: one safetensors file, with everything that is no tensor as JSON in its metadata."""
+"""Attributions on disk."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as as_bytes
 from torch import Tensor
 
-from gradreg._files import write_durably
+from gradreg.attribution._archive import read, write
 from gradreg.attribution._fields import Fields
 from gradreg.errors import GradregError
 
@@ -29,7 +25,6 @@ def save(a: Fields, path: Path) -> None:
     Raises:
         GradregError: If the name does not end in `.safetensors`.
     """
-    _check_name(path)
     keys = list(a.by_key)
     tensors: dict[str, Tensor] = {}
     for part in _PER_KEY:  # keys are any text, names in the file are numbers
@@ -47,10 +42,7 @@ def save(a: Fields, path: Path) -> None:
         "labels": dict(a.labels),
         "provenance": dict(a.provenance),
     }
-    # clones, for two tensors of one storage (a view of an expanded one, say) are refused
-    kept = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    data = as_bytes(kept, metadata={"gradreg": json.dumps(about, allow_nan=False)})
-    write_durably(path, lambda file: file.write_bytes(data))  # save_file would make it unreadable for other users
+    write(path, tensors, about)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -59,18 +51,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         GradregError: If the file is missing, half-written, of another program or of a later version.
     """
-    _check_name(path)
-    if not path.is_file():
-        raise GradregError(f"{path} is no file; save an attribution there first.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            about = _about(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except SafetensorError as problem:
-        raise GradregError(
-            f"{path} is no whole safetensors file ({problem}). It was cut short or is something else."
-        ) from problem
+    tensors, about = read(path, FORMAT, VERSION, "an attribution")
     try:
         keys = about["keys"]
         arguments: dict[str, Any] = {part: tensors.pop(part, None) for part in _PER_TARGET}
@@ -84,24 +65,3 @@ def load(path: Path) -> dict[str, Any]:
         raise GradregError(
             f"{path} says it is an attribution, but its description lacks or garbles {problem}."
         ) from problem
-
-
-def _check_name(path: Path) -> None:
-    if path.suffix != ".safetensors":
-        raise GradregError(f"The path {str(path)!r} does not end in .safetensors; give one that does.")
-
-
-def _about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    try:
-        about = json.loads(metadata["gradreg"])
-        written = about["format"], int(about["version"])
-    except (KeyError, TypeError, ValueError):
-        written = "", 0
-    if written[0] != FORMAT:
-        raise GradregError(f"{path} is a safetensors file, but not one that Attribution.save wrote.")
-    if written[1] > VERSION:
-        raise GradregError(
-            f"{path} has version {written[1]}; this gradreg reads versions up to {VERSION}. Update gradreg."
-        )
-    found: dict[str, Any] = about
-    return found
