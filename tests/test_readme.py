@@ -68,7 +68,7 @@ COMMANDS = [
     line
     for block in blocks("sh")
     for line in block.splitlines()
-    if re.match("gradreg (train|study|check|index|query|similarity)( |$)", line)
+    if re.match("gradreg (train|study|check|index|query|similarity|attribute|attention)( |$)", line)
 ]
 
 
@@ -85,6 +85,8 @@ def test_commands_compose(command: str, tmp_path: Path) -> None:
         "index": "shard_rows",
         "query": "image_shape",
         "similarity": "stop_share",
+        "attribute": "baseline",
+        "attention": "objective",
     }[words[0]] in run.stdout
 
 
