@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from gradreg.engine._checks import check_independent
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
@@ -76,7 +77,11 @@ def directional(
         refusal = "BatchNorm in train mode"
     if route != "reverse" and refusal is None:
         try:
-            return _forward(request, given)
+            found = _forward(request, given)
+            if request.points:
+                points, heads = request.points, request.heads
+                check_independent(request.inner, request.batch, request.of, points, heads, request.at_points())
+            return found
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
