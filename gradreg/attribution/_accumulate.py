@@ -12,8 +12,8 @@ from gradreg.attribution._path import Path, Units
 from gradreg.attribution._progress import Progress
 from gradreg.attribution._work import Work, planned
 from gradreg.batch import Batch
-from gradreg.engine import directional, gradients, head_count, point_values
-from gradreg.errors import RouteError
+from gradreg.engine import directional, draws_random_numbers, gradients, head_count, point_values
+from gradreg.errors import AttributionWarning, RouteError, warn
 from gradreg.model import unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads, bind
 from gradreg.wrt import Wrt
@@ -41,8 +41,15 @@ class Task:
 
     @classmethod
     def bound(cls, model: nn.Module, batch: Batch, of: ScalarFunction, wrt: Any, differentiable: bool) -> Task:
-        """Return the task with a scalar that knows the model."""
-        return cls(model, batch, bind(of, unwrap(model)) if callable(of) else of, wrt, differentiable)
+        """Return the task with a scalar that knows the model; warn if the model draws random numbers."""
+        inner = unwrap(model)
+        if inner.training and draws_random_numbers(model, batch):
+            warn(
+                "The model is in train mode and draws random numbers (dropout): every point of an attribution is then another "
+                "function. Call model.eval() first.",
+                AttributionWarning,
+            )
+        return cls(model, batch, bind(of, inner) if callable(of) else of, wrt, differentiable)
 
     @property
     def leading(self) -> int:
@@ -98,6 +105,7 @@ def accumulated(
     units = Units(path.sources, per)
     count = targets.numel()
     options: dict[str, Any] = {"chunk_size": chunk_size, "differentiable": task.differentiable}
+    options["layers"] = sum(not list(module.children()) for module in task.model.modules())
     work = planned(path, units, count, route=route, **options)
     sums: _Sums | None = None
     if work.route == "forward":

@@ -13,6 +13,7 @@ from gradreg.attribution._accumulate import Task
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
 from gradreg.attribution._sources import Sources
+from gradreg.errors import AttributionWarning, warn
 from gradreg.model import unwrap
 from gradreg.scalars import all_logits
 
@@ -76,6 +77,7 @@ def assembled(
         error: The estimated error.
         provenance: What else made it.
     """
+    _check_reached(by_key)
     delta = None if change is None else over_units(by_key, scalars, "sum") - change.to(next(iter(by_key.values())))
     tokens = per == "token"
     value = next(iter(sources.values.values()))
@@ -86,6 +88,7 @@ def assembled(
         "model": type(unwrap(task.model)).__name__,
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": value.device.type,
+        "attention": _attention(task, provenance or {}),
         "of": repr(task.of),
         "wrt": repr(task.wrt),
         "differentiable": task.differentiable,
@@ -106,6 +109,17 @@ def assembled(
     )
 
 
+def _check_reached(by_key: Mapping[str, Tensor]) -> None:
+    """Warn of keys without any score beside others: what is put in place of a later point cuts off the earlier ones."""
+    silent = [key for key, scores in by_key.items() if not bool(scores.detach().count_nonzero())]
+    if silent and len(silent) < len(by_key):
+        warn(
+            f"All scores of {', '.join(map(repr, silent))} are zero beside those of other keys. Along a path all keys are put "
+            "in place together, so that points which lead only to other points do not count; attribute to them one by one.",
+            AttributionWarning,
+        )
+
+
 def _axes(task: Task, scalars: Tensor) -> tuple[str, ...]:
     heads = ("head",) if task.leading == 2 else ()
     count = scalars.dim() - 1 - len(heads)
@@ -117,6 +131,15 @@ def _axes(task: Task, scalars: Tensor) -> tuple[str, ...]:
             + ("class",) * (count > 0)
         )
     return heads + (("token",) if count == 1 else tuple(f"target {i}" for i in range(count)))
+
+
+def _attention(task: Task, provenance: Mapping[str, Any]) -> str | None:
+    """Say how attention was computed, where the model has a choice."""
+    configured = getattr(getattr(unwrap(task.model), "config", None), "_attn_implementation", None)
+    if configured != "sdpa":
+        return configured if isinstance(configured, str) else None
+    twice = task.differentiable or str(provenance.get("plan", "")).startswith("forward")
+    return "sdpa, math kernel" if twice else "sdpa"
 
 
 def _version(package: str) -> str | None:

@@ -90,7 +90,7 @@ def expected_gradients(
     if isinstance(references, list):
         pool, count = starts_of(references, model, batch, sources, read)
         chosen = torch.randint(count, (n_samples, n), generator=generator, device=generator.device)
-        starts = {key: own[chosen.to(own.device), torch.arange(n)] for key, own in pool.items()}
+        starts = {key: own[chosen.to(own.device), torch.arange(n, device=own.device)] for key, own in pool.items()}
     else:
         sets = _sets(references, sources)
         count = len(next(iter(sets.values())))

@@ -63,7 +63,7 @@ def saliency(
         True
     """
     task, sources = _begun(model, batch, of, wrt, per, differentiable)
-    found = _mean_gradients(task, sources, chunk_size, 1, lambda value: value)
+    found = _mean_gradients(task, sources, chunk_size, 1, None)
     return _sized(task, sources, found, "saliency", per, norm, {"norm": norm}, signed=False)
 
 
@@ -179,7 +179,7 @@ def input_x_gradient(
     }
     value = next(iter(sources.values.values()))
     whole = torch.ones(1, 1, dtype=torch.float64, device=value.device)
-    path = Path(sources, zeros, whole.expand(len(value), 1), whole[0].long() - 1, whole)
+    path = Path(sources, zeros, whole.expand(len(value), 1), whole[0].long() - 1, whole, replace=False)
     with torch.set_grad_enabled(differentiable):
         scalars = scalars_of(task, sources)
         options: dict[str, Any] = {"route": route, "chunk_size": chunk_size, "show_progress": show_progress}
@@ -200,17 +200,22 @@ def _begun(
 
 
 def _mean_gradients(
-    task: Task, sources: Sources, chunk_size: int | None, samples: int, moved: Callable[[Tensor], Tensor]
+    task: Task, sources: Sources, chunk_size: int | None, samples: int, moved: Callable[[Tensor], Tensor] | None
 ) -> dict[str, Tensor]:
-    """Return the gradients averaged over samples of moved values, `[n, (K,) *targets, *shape]`, zero at padded positions."""
+    """Return the gradients averaged over samples of moved values, `[n, (K,) *targets, *shape]`, zero at padded positions.
+
+    Without a move they are those at the input itself.
+    """
     n = len(task.batch)
     together = samples if chunk_size is None else max(1, min(samples, chunk_size // n))
     totals: dict[str, Tensor] = {}
     with torch.set_grad_enabled(task.differentiable):
         for first in range(0, samples, together):
             count = min(together, samples - first)
-            drawn = [{key: moved(value) for key, value in sources.values.items()} for _ in range(count)]
-            at = {key: torch.cat([own[key] for own in drawn]) for key in sources.values}
+            at: dict[str, Tensor] = {}
+            if moved is not None:
+                drawn = [{key: moved(value) for key, value in sources.values.items()} for _ in range(count)]
+                at = {key: torch.cat([own[key] for own in drawn]) for key in sources.values}
             found = gradients(
                 task.model,
                 task.batch if count == 1 else task.batch[torch.arange(n).repeat(count)],

@@ -25,6 +25,8 @@ class Path:
         alpha: `[n, M]`.
         which: `[M]`, the start that every point belongs to.
         weights: `[rules, M]`.
+        replace: Whether values are put in place of those of the model; not needed at the input itself, where each key is then
+            followed through all others.
     """
 
     sources: Sources
@@ -32,6 +34,7 @@ class Path:
     alpha: Tensor
     which: Tensor
     weights: Tensor
+    replace: bool = True
 
     @property
     def examples(self) -> int:
@@ -49,7 +52,9 @@ class Path:
         return rows // self.points, rows % self.points
 
     def values(self, examples: Tensor, points: Tensor) -> dict[str, Tensor]:
-        """Return the values at rows, `[r, *shape]` per key."""
+        """Return the values at rows, `[r, *shape]` per key; nothing where none are put in place."""
+        if not self.replace:
+            return {}
         found = {}
         for key, starts in self.starts.items():
             start = starts[self.which[points], examples]
@@ -105,7 +110,7 @@ class Units:
 
     def placed(self, key: str, slots: Tensor) -> Tensor:
         """Return scores `[rules, n, *, U]` from those of tangents, `[rules, n, *, D]`."""
-        order = self.order[key]
+        order = self.order[key][:, : slots.shape[-1]]
         index = order.reshape(1, order.shape[0], *[1] * (slots.dim() - 3), order.shape[1]).expand_as(slots)
         # slots without a unit hold zero: they may be added anywhere
         found = slots.new_zeros(*slots.shape[:-1], self.count(key))

@@ -25,6 +25,7 @@ class Work:
 
     Attributes:
         route: `"forward"` or `"reverse"`.
+        bytes: Size of the result, for one head.
         rows: Points of all paths.
         tangents: Tangents of every row in forward mode.
         targets: Targets of every row.
@@ -36,6 +37,7 @@ class Work:
     """
 
     route: str
+    bytes: int
     rows: int
     tangents: int
     targets: int
@@ -57,13 +59,21 @@ class Work:
         text = (
             f"{self.route} mode: {own} at {self.rows} points for {self.targets} targets, {self.row_chunk} points x "
             f"{self.inner_chunk} at a time, {self.cost / self.rows:.0f} forwards of all points ({other} mode: "
-            f"{against / self.rows:.0f})"
+            f"{against / self.rows:.0f}), result {self.bytes / 2**20:.1f} MiB"
         )
         return f"{text}; {self.note}" if self.note else text
 
 
 def planned(
-    path: Path, units: Units, targets: int, *, route: str, chunk_size: int | None, differentiable: bool, note: str = ""
+    path: Path,
+    units: Units,
+    targets: int,
+    *,
+    route: str,
+    chunk_size: int | None,
+    differentiable: bool,
+    layers: int,
+    note: str = "",
 ) -> Work:
     """Decide by predicted cost.
 
@@ -74,6 +84,7 @@ def planned(
         route: `"auto"`, `"forward"` or `"reverse"`.
         chunk_size: Points times tangents, or times targets, at a time; None: by memory.
         differentiable: Whether the result carries a graph, which only reverse mode can give.
+        layers: Modules without children, each of which a graph holds a value of about this size for.
         note: Why the cheaper route is not taken.
 
     Raises:
@@ -85,23 +96,35 @@ def planned(
         raise GradregError("differentiable=True needs reverse mode: route='reverse' or 'auto'.")
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
         raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
-    rows = path.examples * path.points
-    per_key = {key: units.tangents(key) for key in path.starts}
+    rows, counts = path.examples * path.points, {key: units.tangents(key) for key in path.starts}
+    tangents, longest = sum(counts.values()), max(counts.values())
     size = sum(starts[0, 0].numel() * starts.element_size() for starts in path.starts.values())
-    pairs = chunk_size or max(1, min(4096, _FORWARD_BYTES // max(1, size * _LIVE_FORWARD)))
-    width = max(1, min(max(per_key.values()), pairs, _TANGENTS if chunk_size is None else pairs))
-    passes = sum(math.ceil(count / width) for count in per_key.values())
-    forward = rows * (_PRIMAL * passes + _TANGENT * sum(per_key.values()))
-    reverse = rows * (1 + _PULLBACK * targets)
-    work = Work("forward", rows, sum(per_key.values()), targets, forward, reverse, max(1, pairs // width), width, note)
-    if route == "forward" or (route == "auto" and not differentiable and forward < reverse):
-        return work
-    pairs = chunk_size or max(1, _REVERSE_BYTES // max(1, size * _LIVE_REVERSE))
-    inner = min(targets, pairs)
-    whole = differentiable and chunk_size is None  # the graph holds every row anyway
-    return replace(
-        work,
-        route="reverse",
-        row_chunk=rows if whole else max(1, min(4096, pairs // inner)),
-        inner_chunk=targets if whole else inner,
+    element = max(starts.element_size() for starts in path.starts.values())
+    pairs = chunk_size or _within(_FORWARD_BYTES, size * _LIVE_FORWARD + targets * element * _LIVE_REVERSE)
+    width = max(1, min(longest, pairs, _TANGENTS if chunk_size is None else pairs))
+    passes = sum(math.ceil(count / width) for count in counts.values())
+    work = Work(
+        route="forward",
+        bytes=path.examples * targets * element * sum(units.count(key) for key in path.starts),
+        rows=rows,
+        tangents=tangents,
+        targets=targets,
+        forward=rows * (_PRIMAL * passes + _TANGENT * tangents),
+        reverse=rows * (1 + _PULLBACK * targets),
+        row_chunk=max(1, pairs // width if chunk_size is not None else round(pairs / width)),
+        inner_chunk=width,
+        note=note,
     )
+    if route == "forward" or (route == "auto" and not differentiable and work.forward < work.reverse):
+        return work
+    if differentiable and chunk_size is None:
+        return replace(work, route="reverse", row_chunk=rows, inner_chunk=targets)  # the graph holds every row anyway
+    pairs = chunk_size or _within(_REVERSE_BYTES, size * _LIVE_REVERSE)
+    inner = min(targets, pairs)
+    graphs = rows if chunk_size is not None else _within(_REVERSE_BYTES, size * max(_LIVE_FORWARD, layers))
+    return replace(work, route="reverse", row_chunk=max(1, min(graphs, pairs // inner)), inner_chunk=inner)
+
+
+def _within(budget: int, each: int) -> int:
+    """Return how many fit into a budget of bytes: at least one, and no more than pays."""
+    return max(1, min(4096, budget // max(1, each)))

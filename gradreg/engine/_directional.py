@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from gradreg.engine._checks import check_independent
 from gradreg.engine._evaluate import evaluate
-from gradreg.engine._frozen_linear import FrozenLinear
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import refusal_text
+from gradreg.engine._tangent_rules import TangentRules
 from gradreg.errors import GradregError, RouteError, ScalarError, UnknownNameError, closest
 from gradreg.model import devices_of, preserved, swapped, train_mode_batch_norms
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads
@@ -76,7 +77,11 @@ def directional(
         refusal = "BatchNorm in train mode"
     if route != "reverse" and refusal is None:
         try:
-            return _forward(request, given)
+            found = _forward(request, given)
+            if request.points:
+                points, heads = request.points, request.heads
+                check_independent(request.inner, request.batch, request.of, points, heads, request.at_points())
+            return found
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
@@ -145,7 +150,7 @@ def _forward(request: Request, directions: dict[str, Tensor]) -> Tensor:
         result: Tensor = jvp(scalar, (zeros,), (direction,))[1]
         return result
 
-    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)), FrozenLinear():
+    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)), TangentRules():
         result: Tensor = vmap(one, out_dims=-1, randomness="same", chunk_size=request.chunk_size)(directions)
     return result
 

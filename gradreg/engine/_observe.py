@@ -133,7 +133,16 @@ def observe(
         values[name] = value + shift[name] if name in shift else value
     if any(value is not named[name] for name, value in values.items()):
         capture.batch = substituted(batch, values)
-    tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
+    tap = _make_tap(
+        inner,
+        batch,
+        points,
+        at,
+        shift,
+        copies=copies and not transformed,
+        keep_graph=differentiable,
+        transformed=transformed,
+    )
     if tap is not None and heads_apart:
         tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
@@ -186,6 +195,7 @@ def _make_tap(
     *,
     copies: bool,
     keep_graph: bool,
+    transformed: bool,
 ) -> Tap | None:
     if not isinstance(inner, (SharedBase, Ensemble)):
         return None
@@ -199,8 +209,8 @@ def _make_tap(
         tap.shared = frozenset({"features"}) if below and copies else frozenset()
         prefix = "heads."
         if "features" in at:
-            value = attached(at["features"], keep_graph=keep_graph)
-            tap.override = {"features": value}
+            value = at["features"]
+            tap.override = {"features": value if transformed else attached(value, keep_graph=keep_graph)}
         if "features" in shift:
             tap.shift = shift["features"]
     tap.one_by_one = any(name.startswith(prefix) for name in points.activations)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradreg.engine._checks import check_batch_axes
 from gradreg.engine._observe import Capture, grad_mode, observe
+from gradreg.engine._points import Points
 from gradreg.engine._request import resolve
 from gradreg.errors import GradregError
 from gradreg.model import devices_of, preserved
@@ -53,15 +54,15 @@ def point_tensors(
     with graph, torch.set_grad_enabled(differentiable), preserved(inner, devices_of(inner)):
         capture = observe(request.model, request.batch, request.points, differentiable=differentiable)
         check_batch_axes(inner, request.batch, capture, request.points)
-    found = _found(capture)
+    found = _found(capture, request.points)
     if differentiable:
         return found
     return {key: PointTensor(point.value.detach(), point.source) for key, point in found.items()}
 
 
-def _found(capture: Capture) -> dict[str, PointTensor]:
+def _found(capture: Capture, points: Points) -> dict[str, PointTensor]:
     found = {name: PointTensor(value) for name, value in capture.inputs.items()}
-    if "features" in capture.sources:
+    if points.features:
         found["features"] = PointTensor(capture.sources["features"])
     for key, recorded in capture.activations.items():
         found[key] = PointTensor(recorded.tensor.movedim(recorded.batch_axis, 0), recorded.source)

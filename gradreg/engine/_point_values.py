@@ -52,7 +52,12 @@ def point_values(
         return values if differentiable else values.detach()
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable)
     wanted = {name.partition("#")[0] for name in request.at}
-    hooked = {name: axis for name, axis in request.points.activations.items() if name in wanted}
+    points = request.points
+    points = Points(
+        activations={name: axis for name, axis in points.activations.items() if name in wanted},
+        firings={name: count for name, count in points.firings.items() if name in wanted},
+        attentions=points.attentions,
+    )
     graph = grad_mode() if differentiable else nullcontext()
     params = request.at_params()
     with graph, torch.set_grad_enabled(differentiable), preserved(request.inner, devices_of(request.inner)):
@@ -60,7 +65,7 @@ def point_values(
             capture = observe(
                 request.inner if params else request.model,
                 request.batch,
-                Points(activations=hooked),
+                points,
                 at=request.at_points(),
                 differentiable=differentiable,
                 copies=False,
