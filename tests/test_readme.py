@@ -86,7 +86,7 @@ def test_commands_compose(command: str, tmp_path: Path) -> None:
         "query": "image_shape",
         "similarity": "stop_share",
         "attribute": "baseline",
-        "attention": "objective",
+        "attention": "max_length",
     }[words[0]] in run.stdout
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 import gradreg as gr
 from gradreg.errors import GradregError
@@ -43,6 +45,8 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"n_steps: {config['n_steps']!r} is not allowed; allowed are auto and the integers 1, 2, 3, ..."
         )
+    if config["keep_first"] not in ("auto", True, False):
+        problems.append(f"keep_first: {config['keep_first']!r} is not allowed; allowed are auto, true and false.")
     for key in ("tolerance", "std"):
         if isinstance(config[key], bool) or not isinstance(config[key], (int, float)) or not config[key] > 0:
             problems.append(f"{key}: {config[key]!r} is not allowed; allowed are numbers above 0.")
@@ -78,7 +82,8 @@ def _work(config: dict[str, Any]) -> None:
     rows = as_rows(shown, question, loaded, config["k"])
     print("\n".join(rows.table))
     write_json(out / "attribution.json", as_json(shown, rows, loaded, goal))
-    shown.to_html(out / "attribution.html", title=f"{loaded.name}: {found.method.replace('_', ' ')}, {goal}")
+    title = f"{loaded.name}: {found.method}, {goal}".replace("_", " ")
+    shown.to_html(out / "attribution.html", title=title, examples=question.titles or None)
     draw(shown, question, out / "plots")
     write_text(out / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     print(f"\nWritten to {out}: {', '.join(_FILES)}")
@@ -91,7 +96,7 @@ def _attributed(config: Mapping[str, Any], loaded: Loaded, question: Asked, goal
     if method == "integrated_gradients":
         found = gr.integrated_gradients(
             *given,
-            baseline=_baseline(config["baseline"], loaded.tokenizer),
+            baseline=_baseline(config, loaded, question, goal),
             n_steps=config["n_steps"],
             tolerance=config["tolerance"],
             chunk_size=points,
@@ -110,21 +115,35 @@ def _attributed(config: Mapping[str, Any], loaded: Loaded, question: Asked, goal
     return named.with_tokens(loaded.tokenizer)
 
 
-def _baseline(name: Any, tokenizer: Any) -> Any:
+def _baseline(config: Mapping[str, Any], loaded: Loaded, question: Asked, goal: str) -> Any:
     """Return the baseline; tokens that mark where texts begin and end stay in it, and so get no score."""
+    name, tokenizer = config["baseline"], loaded.tokenizer
     pad, mask = tokenizer.pad_token_id, tokenizer.mask_token_id
     if name == "auto":
         # a token that also ends texts says something
         name = "mean" if pad is None or pad == tokenizer.eos_token_id else "pad"
-    if name == "mean":
-        return gr.mean_embedding()
-    chosen = {"pad": pad, "mask": mask}.get(name, name)
-    if chosen is None:
+    chosen = None if name == "mean" else {"pad": pad, "mask": mask}.get(name, name)
+    if chosen is None and name != "mean":
         raise GradregError(f"baseline: the tokenizer has no {name} token; use mean, or a token id.")
-    if chosen >= len(tokenizer):
+    if chosen is not None and chosen >= len(tokenizer):
         raise GradregError(f"baseline: {chosen} is no token id; allowed are 0 to {len(tokenizer) - 1}.")
     keep = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
-    return gr.token_baseline(int(chosen), keep=sorted(keep - {chosen}))
+    keep = sorted(keep - {chosen})
+    if config["keep_first"] if config["keep_first"] != "auto" else goal == "next_token":
+        return _with_first(loaded.model, question.batch.named_inputs()["input_ids"], chosen, keep)
+    return gr.mean_embedding() if chosen is None else gr.token_baseline(int(chosen), keep=keep)
+
+
+def _with_first(model: Any, ids: Tensor, chosen: int | None, keep: list[int]) -> Tensor:
+    """Return the vectors of a baseline in which every text keeps its first token."""
+    embed = model.get_input_embeddings()
+    with torch.no_grad():
+        values = embed(ids)
+        vocabulary = torch.arange(embed.weight.shape[0] if chosen is None else 1, device=ids.device)
+        start = embed(vocabulary).mean(0) if chosen is None else embed(vocabulary + chosen)[0]
+        stays = torch.isin(ids, torch.tensor(keep, dtype=ids.dtype, device=ids.device))
+        stays[:, 0] = True
+        return torch.where(stays.unsqueeze(-1), values, start)
 
 
 def _words(found: gr.Attribution, loaded: Loaded, question: Asked) -> gr.Attribution:

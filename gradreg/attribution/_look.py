@@ -57,9 +57,9 @@ def as_text(a: Fields) -> str:
     parts = [f"{n} example" + ("s" if n != 1 else ""), *([" x ".join(sizes)] if sizes else []), ", ".join(keys)]
     text = f"Attribution by {a.method} per {a.per}: {', '.join(parts)}"
     if a.delta is not None and a.delta.numel():
-        text += f"; largest |delta| {float(a.delta.abs().max()):.2g}"
+        text += f"; largest |delta| {float(a.delta.detach().abs().max()):.2g}"
     if a.error is not None and a.error.numel():
-        text += f", largest estimated error {float(a.error.max()):.2g}"
+        text += f", largest estimated error {float(a.error.detach().max()):.2g}"
     return text
 
 

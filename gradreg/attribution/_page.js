@@ -149,7 +149,7 @@ class Example {
     for (const { name, values, magnitude, of } of this.numbers) {
       const value = values[target];
       const whole = of === null ? 0 : Math.abs(this.numbers[of].values[target]);
-      const share = whole > 0 && Number.isFinite(value / whole) ? ` (${Number((100 * Math.abs(value / whole)).toPrecision(2))} %)` : "";
+      const share = whole > 0 && Number.isFinite(value / whole) ? ` (${Number((100 * Math.abs(value / whole)).toPrecision(2))}\u00a0%)` : "";
       const text = (magnitude ? number(value).replace("+", "") : number(value)) + share;
       this.facts.append(element("div", {}, element("dt", { text: name }), element("dd", { text })));
     }

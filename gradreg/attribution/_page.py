@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ MOST_SCORES = 4_000_000
 MOST_EXAMPLES = 200
 
 
-def page(a: Fields, title: str | None) -> str:
+def page(a: Fields, title: str | None, examples: Sequence[str] | None) -> str:
     """Write the page; see `Attribution.to_html`."""
     one_axis(a)
     first = next(iter(a.by_key.values()))
@@ -36,19 +37,24 @@ def page(a: Fields, title: str | None) -> str:
             f"There are {count} scores of {n} examples ({axes}); a page shows up to {MOST_SCORES} of {MOST_EXAMPLES}. "
             "Take part of them first: .select('example', [0, 1]), .select('class', [...])."
         )
+    if examples is not None and len(examples) != n:
+        raise GradregError(f"examples has {len(examples)} names; there are {n} examples.")
+    names = [escaped(one) for one in examples or [f"Example {one}" for one in range(n)]]
     heading = title if title is not None else a.method.replace("_", " ").capitalize()
     data = {"axes": list(a.target_axes), "token": TOKEN, "examples": [_record(a, one) for one in range(n)]}
     sections = "".join(
         f'<section id="example-{one}" aria-labelledby="title-{one}" tabindex="-1">\n'
-        f'<h2 id="title-{one}">Example {one}</h2>\n</section>\n'
+        f'<h2 id="title-{one}">{names[one]}</h2>\n</section>\n'
         for one in range(n)
     )
-    links = "".join(f'<li><a href="#example-{one}">Example {one}</a></li>' for one in range(n))
+    links = "".join(f'<li><a href="#example-{one}">{names[one]}</a></li>' for one in range(n))
+    single = "" if first.shape[1 : 1 + len(a.target_axes)].numel() > 1 else " hidden"
     nav = f'<nav aria-label="Examples"><ul>{links}</ul></nav>\n' if n > 1 else ""
     body = (
         f'<a class="skip" href="#examples">Skip to the examples</a>\n<header><h1>{escaped(heading)}</h1>\n'
         f"<p>{escaped(as_text(a))}</p>\n<p>{_LEGEND}</p>\n"
-        '<p><label class="box"><input type="checkbox" id="common"> One scale of shades for all targets of an example'
+        f"<p{single}>"
+        '<label class="box"><input type="checkbox" id="common"> One scale of shades for all targets of an example'
         "</label></p></header>\n"
         f"{nav}<noscript><p>Scores are shown by a script in this file, which is switched off.</p></noscript>\n"
         '<main id="examples">\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradreg.errors import GradregError
 __all__ = ["plot"]
 
 FOR, AGAINST = "#2f6fde", "#d9730d"
+_UNIT = "score, in units of the target"
 _MOST_ROWS = 200  # of what can still be read, and drawn in seconds
 
 
@@ -44,12 +46,12 @@ def _bars(a: Fields, example: int, target: list[int]) -> Any:
 
     names, values, segments = _sources(a, example, target)
     shown = _limited(len(names), "tokens")
-    figure = Figure(figsize=(6, 1.2 + 0.24 * shown), layout="constrained")
+    figure = Figure(figsize=(6, max(2.0, 1.2 + 0.24 * shown)), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(names))
     axes.barh(rows, values, color=np.where(values >= 0, FOR, AGAINST))
     axes.axvline(0, color="#333333", linewidth=0.8)
-    axes.set(yticks=rows, ylim=(len(names) - 0.5, -0.5), xlabel=_unit(a))
+    axes.set(yticks=rows, ylim=(len(names) - 0.5, -0.5), xlabel=_UNIT)
     axes.set_yticklabels(names)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -71,17 +73,20 @@ def _heat_map(a: Fields, example: int, given: list[int | None], free: int) -> An
     grid = np.stack(rows)
     largest = float(np.nanmax(np.abs(grid), initial=0.0)) or 1.0
     _limited(len(names), "tokens")
-    figure = Figure(figsize=(2.6 + 0.3 * len(names), 1.8 + 0.26 * size), layout="constrained")
+    figure = Figure(figsize=(max(5.0, 2.6 + 0.3 * len(names)), max(3.2, 1.8 + 0.26 * size)), layout="constrained")
     axes = figure.subplots()
     colors = LinearSegmentedColormap.from_list("against-for", [AGAINST, "white", FOR])
     image = axes.imshow(grid, cmap=colors, vmin=-largest, vmax=largest, aspect="auto")
-    labels = [f"{n} {own.strip()}".strip() for n, own in enumerate(own or "" for own in target_names(a, free, example))]
+    labels = [
+        f"{n} {_visible(own) if own else ''}".strip()
+        for n, own in enumerate(own or "" for own in target_names(a, free, example))
+    ]
     axes.set(xticks=range(len(names)), yticks=range(size), ylabel=a.target_axes[free])
     axes.set_xticklabels(names, rotation=60, ha="right", rotation_mode="anchor")
     axes.set_yticklabels(labels)
     _separate(axes, segments, horizontal=False)
     axes.set_title(_title(a, example, given), fontsize=10, parse_math=False)
-    figure.colorbar(image, ax=axes, label=_unit(a))
+    figure.colorbar(image, ax=axes, label=_UNIT)
     _as_written(axes)
     return figure
 
@@ -127,13 +132,24 @@ def _title(a: Fields, example: int, given: Sequence[int | None]) -> str:
     return ", ".join([a.method.replace("_", " "), f"{EXAMPLE} {example}", *fixed])
 
 
-def _unit(a: Fields) -> str:
-    of = a.provenance.get("of")
-    return f"score, in units of {of}" if isinstance(of, str) and of else "score, in units of the target"
-
-
 def _visible(label: str) -> str:
-    return label.strip().replace("\n", "\u23ce") or label.replace("\n", "\u23ce").replace(" ", "\u2423") or "\u2205"
+    """Return a label as it can be drawn: white space alone as a sign, letters that the font lacks as their numbers."""
+    text = label.strip().replace("\n", "\u23ce") or label.replace("\n", "\u23ce").replace(" ", "\u2423") or "\u2205"
+    letters = _letters(_font())
+    return "".join(one if ord(one) in letters else one.encode("ascii", "backslashreplace").decode() for one in text)
+
+
+def _font() -> str:
+    from matplotlib.font_manager import FontProperties, findfont
+
+    return str(findfont(FontProperties()))
+
+
+@functools.cache
+def _letters(font: str) -> frozenset[int]:
+    from matplotlib.font_manager import get_font
+
+    return frozenset(get_font(font).get_charmap())
 
 
 def _as_written(axes: Any) -> None:

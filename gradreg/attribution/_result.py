@@ -209,7 +209,13 @@ class Attribution(Fields):
 
         return plot(self, example, target)
 
-    def to_html(self, path: str | Path | None = None, *, title: str | None = None) -> str:
+    def to_html(
+        self,
+        path: str | Path | None = None,
+        *,
+        title: str | None = None,
+        examples: Sequence[str] | None = None,
+    ) -> str:
         """Write a page that shows everything: tokens shaded by score, for the target that is chosen on the page.
 
         It is whole in itself: no server, no network. Scores are rounded to three digits.
@@ -217,6 +223,7 @@ class Attribution(Fields):
         Args:
             path: Where to write it; None only returns it.
             title: Of the page; None for the method's name.
+            examples: A heading for each example; None for their numbers.
 
         Raises:
             GradregError: If sources have more than one axis, or there are too many scores for a page.
@@ -224,7 +231,7 @@ class Attribution(Fields):
         from gradreg._files import write_durably
         from gradreg.attribution._page import page
 
-        text = page(self, title)
+        text = page(self, title, examples)
         if path is not None:
             write_durably(Path(path), lambda file: file.write_text(text, encoding="utf-8"))
         return text

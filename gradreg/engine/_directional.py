@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from gradreg.engine._checks import check_independent
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
@@ -78,7 +79,11 @@ def directional(
     known = refusal or forward_refusal(request)
     if route != "reverse" and (known is None or (route == "forward" and refusal is None)):
         try:
-            return _forward(request, given)
+            found = _forward(request, given)
+            if request.points:
+                points, heads = request.points, request.heads
+                check_independent(request.inner, request.batch, request.of, points, heads, request.at_points())
+            return found
         except GradregError:
             raise
         except (RuntimeError, NotImplementedError) as problem:

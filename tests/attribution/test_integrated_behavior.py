@@ -472,3 +472,29 @@ def test_what_made_a_result_is_written_down() -> None:
         "steps": 3,
         "plan": "",
     }
+
+
+@pytest.mark.parametrize("route", ["forward", "reverse"])
+def test_the_chunk_bounds_the_rows_of_every_forward(route: str) -> None:
+    counting = Counting(3)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    gr.integrated_gradients(
+        counting, x, gr.all_logits(), gr.Inputs(), baseline=0.0, n_steps=40, route=route, chunk_size=30
+    )
+    widest = max(counting.calls)
+    assert widest == (6 if route == "forward" else 2)  # 30 over 5 tangents, or over 15 targets
+    assert sum(rows == widest for rows in counting.calls) >= 80 // widest
+
+
+def test_mixed_examples_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)).double()
+    with pytest.raises(gr.errors.CoupledExamplesError):
+        gr.integrated_gradients(
+            model,
+            torch.randn(2, 3, dtype=torch.float64),
+            gr.all_logits(),
+            gr.Inputs(),
+            baseline=0.0,
+            per="feature",
+            n_steps=3,
+        )

@@ -118,7 +118,7 @@ def test_numbers_of_the_target(chromium, file, attribution):
             )
         )
         total, change = float(attribution.total[0, 3, 2]), float(attribution.change[0, 3, 2])
-        share = r" \((\S+) %\)"
+        share = r" \((\S+)\xa0%\)"
         found = float(facts["Sum of scores"].replace("\u2212", "-"))
         assert found == pytest.approx(total, rel=STEP)
         assert float(facts["Change of the target"].replace("\u2212", "-")) == pytest.approx(change, rel=STEP)
@@ -299,11 +299,13 @@ def test_source_and_target_prefix(chromium, tmp_path):
 
 def test_without_targets_and_without_labels(chromium, tmp_path):
     a = gr.Attribution({"x": torch.tensor([[0.5, -2.0]])}, "input_x_gradient", "feature")
-    a.to_html(tmp_path / "a.html")
+    a.to_html(tmp_path / "a.html", examples=[EVIL])
     with chromium.tab(tmp_path / "a.html") as tab:
         assert shown(tab)[0] == [0.5, -2.0]
         assert tab.run("document.querySelector('.status').textContent") == "Shown: the only target"
         assert tab.run("document.querySelector('h1').textContent") == "Input x gradient"
+        assert tab.run("document.querySelector('h2').textContent") == EVIL
+        assert tab.run("document.querySelector('#common').checkVisibility()") is False  # there is one target
         assert tab.complaints == []
 
 
@@ -322,6 +324,8 @@ def test_what_is_too_large_or_has_no_line():
     with pytest.raises(GradregError, match=r"5000000 scores of 1 examples \(example 1, class 50000\).*select"):
         a.to_html()
     assert a.select("class", range(10)).to_html()
+    with pytest.raises(GradregError, match="examples has 2 names; there are 1"):
+        a.select("class", [0]).to_html(examples=["a", "b"])
     image = gr.Attribution({"x": torch.ones(1, 4, 4)}, "saliency", "feature")
     with pytest.raises(GradregError, match="only one axis can be shown"):
         image.to_html()

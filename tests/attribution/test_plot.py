@@ -39,7 +39,7 @@ def test_bars():
     assert texts(axes.get_yticklabels()) == ["a", "b", "$x$", "<s>", "⏎", "␣"]
     assert axes.get_title() == "input x gradient, example 1, token 2 (' '), class 1 (yes)"
     assert texts(axes.texts) == ["source", "target prefix"]
-    assert axes.get_xlabel() == "score, in units of logit"
+    assert axes.get_xlabel() == "score, in units of the target"
 
 
 def test_heat_map(tmp_path):
@@ -50,7 +50,7 @@ def test_heat_map(tmp_path):
     image = axes.images[0]
     assert np.allclose(image.get_array(), expected)
     assert image.norm.vmax == -image.norm.vmin == pytest.approx(float(expected.abs().max()))
-    assert texts(axes.get_yticklabels()) == ["0 <s>", "1", "2"]
+    assert texts(axes.get_yticklabels()) == ["0 <s>", "1 ⏎", "2 ␣"]
     figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
     classes = a.plot(target=(1, None)).axes[0]
@@ -84,6 +84,13 @@ def test_what_cannot_be_drawn():
     padding = gr.Attribution({"x": torch.ones(1, 2)}, "saliency", "token", valid={"x": torch.zeros(1, 2).bool()})
     with pytest.raises(GradregError, match="no real positions"):
         padding.plot()
+
+
+def test_letters_that_the_font_lacks(tmp_path):
+    a = gr.Attribution({"x": torch.randn(1, 2)}, "saliency", "token", labels={"x": [["日", "é"]]})
+    figure = a.plot()
+    figure.savefig(tmp_path / "a.png")  # without a warning
+    assert texts(figure.axes[0].get_yticklabels()) == ["\\u65e5", "é"]
 
 
 def test_no_global_state():

@@ -131,6 +131,16 @@ def test_a_graph_stays_behind(tmp_path):
     assert not gr.Attribution.load(tmp_path / "a.safetensors").scores.requires_grad
 
 
+def test_scores_that_carry_a_graph_are_shown():
+    scores = torch.ones(1, 2, 3, requires_grad=True) * 2
+    lead = scores.sum(-1)
+    a = gr.Attribution({"x": scores}, "saliency", "token", lead, lead, lead, target_axes=("class",))
+    assert "largest |delta| 6" in str(a)
+    assert a.plot().axes
+    assert a.to_html()
+    assert a.top(target=0)[0].score == 2
+
+
 def same(a, b):
     for name in ("by_key", "ids", "valid"):
         one, other = getattr(a, name), getattr(b, name)

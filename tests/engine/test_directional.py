@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradreg.batch import Batch
 from gradreg.engine import directional
-from gradreg.errors import GradregError
+from gradreg.errors import CoupledExamplesError, GradregError
 from gradreg.scalars import all_logits
 from gradreg.testing import reference, zoo
 from gradreg.testing.compare import assert_same
@@ -160,3 +160,16 @@ def test_inputs_that_require_grad_stay_attached() -> None:
         )
         results.append({"source": torch.autograd.grad(reference.random_functional({"sums": sums}), source)[0]})
     assert_same(*results)
+
+
+class Centered(torch.nn.Module):
+    """Mixes examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True).square()
+
+
+def test_mixed_examples_are_refused_in_forward_mode() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(CoupledExamplesError, match="another"):
+        directional(Centered(), x, all_logits(), Inputs(), torch.ones(1, 4, 3, dtype=torch.float64), route="forward")
