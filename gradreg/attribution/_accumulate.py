@@ -14,7 +14,7 @@ from gradreg.attribution._work import Work, planned
 from gradreg.batch import Batch
 from gradreg.engine import directional, draws_random_numbers, gradients, head_count, point_values
 from gradreg.errors import AttributionWarning, RouteError, warn
-from gradreg.model import unwrap
+from gradreg.model import check_compatible, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads, bind
 from gradreg.wrt import Wrt
 
@@ -42,6 +42,7 @@ class Task:
     @classmethod
     def bound(cls, model: nn.Module, batch: Batch, of: ScalarFunction, wrt: Any, differentiable: bool) -> Task:
         """Return the task with a scalar that knows the model; warn if the model draws random numbers."""
+        check_compatible(model, differentiable=differentiable)
         inner = unwrap(model)
         if inner.training and draws_random_numbers(model, batch):
             warn(
