@@ -204,7 +204,9 @@ def logit_jacobian(
     batch = as_batch(batch)
     check_chunk_size(chunk_size)
     if any(isinstance(item, Params) for item in as_wrt(wrt)):
-        raise GradregError(f"wrt={wrt!r}; gradients of parameters are what gradients(model, batch, all_logits(), wrt) gives.")
+        raise GradregError(
+            f"wrt={wrt!r}; gradients of parameters are what gradients(model, batch, all_logits(), wrt) gives."
+        )
     if tokens is not None and not isinstance(tokens, (list, tuple, range)):
         raise GradregError(f"tokens={tokens!r}; allowed are None for all and a list of positions.")
     of = _Rows(output, None if tokens is None else tuple(tokens))

@@ -12,7 +12,7 @@ from gradreg.errors import BatchError, CompatibilityError
 from gradreg.model._embeddings import input_tables
 from gradreg.model._walk import walk
 
-__all__ = ["check_readable", "unreadable"]
+__all__ = ["check_readable", "longest_text", "unreadable"]
 
 _IDS = ("input_ids", "decoder_input_ids")
 
@@ -67,7 +67,7 @@ def unreadable(model: nn.Module, batch: Batch, problem: Exception) -> BatchError
         value for value in tensors if not value.is_floating_point() and value.dtype != torch.bool and value.dim() > 1
     ]
     longest = max((value.shape[1] for value in ids), default=0)
-    limit = _longest_text(model)
+    limit = longest_text(model)
     if limit is not None and longest > limit:
         return BatchError(
             f"The batch has texts of {longest} tokens, and {kind} has positions for {limit}. Cut them: "
@@ -119,16 +119,14 @@ def _check_vocabulary(ids: Tensor, table: nn.Module, where: str, model: nn.Modul
         )
 
 
-def _longest_text(model: nn.Module) -> int | None:
+def longest_text(model: nn.Module) -> int | None:
     """Return how many tokens have a position, as the configuration says; tables that leave out padding have fewer."""
     for _, module in walk(model):
-        config = getattr(module, "config", None)
-        for name in ("max_position_embeddings", "n_positions", "max_source_positions"):
-            found = getattr(config, name, None)
-            if isinstance(found, int) and found > 0:
-                table = next((own for path, own in walk(model) if path.endswith("position_embeddings")), None)
-                padding = getattr(table, "padding_idx", None)
-                return found if padding is None else found - padding - 1
+        found = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+        if isinstance(found, int) and found > 0:
+            table = next((own for path, own in walk(model) if path.endswith("position_embeddings")), None)
+            padding = getattr(table, "padding_idx", None)
+            return found if padding is None else found - padding - 1
     return None
 
 
