@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.attribution._path import Path, Units
@@ -147,7 +148,9 @@ class _Sums:
             wide = torch.promote_types(scores.dtype, torch.float32)  # sums of many are not kept in low precision
             self.sums[key] = torch.zeros(shape, dtype=wide, device=scores.device)
         total = self.sums[key]
-        if scores.requires_grad:  # all targets and units at once
+        if scores.requires_grad:  # out of place, and so over all targets and units
+            after = total.shape[-1] - unit - scores.shape[-1], total.shape[-2] - first - scores.shape[-2]
+            parts = F.pad(parts, (unit, after[0], first, after[1]))
             self.sums[key] = total.index_add(1, examples, parts.to(total))
             return
         place = total[..., first : first + scores.shape[-2], unit : unit + scores.shape[-1]]
