@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import point_tensors
+from gradreg.engine import PointTensor, point_tensors
 from gradreg.errors import GradregError
 from gradreg.model import MAP_SUFFIX, unwrap
 from gradreg.wrt import Wrt
@@ -60,8 +60,7 @@ def read_sources(model: nn.Module, batch: Batch, wrt: Wrt | tuple[Wrt, ...], *, 
         if not _along_tokens(key, point.value, named):
             continue
         shape = point.value.shape[:2]
-        # one embedding for both sides is called for the encoder first
-        prefix = encoder_decoder and ("decoder" in key.split(".") or key.endswith("#1"))
+        prefix = encoder_decoder and _is_prefix(key, point, named)
         for ids in (point.source, named.get("decoder_input_ids" if prefix else "input_ids")):
             if _fits(ids, shape) and not ids.is_floating_point():
                 found.ids[key] = ids.detach()
@@ -78,6 +77,17 @@ def _along_tokens(key: str, value: Tensor, inputs: Mapping[str, object]) -> bool
     if key.partition("#")[0].endswith(MAP_SUFFIX):
         return False
     return key in inputs or value.dim() == 3 or (value.dim() > 3 and value.shape[1] not in value.shape[2:])
+
+
+def _is_prefix(key: str, point: PointTensor, inputs: Mapping[str, object]) -> bool:
+    """Whether the tokens of a point of an encoder-decoder are those that the decoder reads."""
+    parts = key.partition("#")[0].split(".")
+    if "decoder" in parts or key.endswith("#1"):  # one embedding for both sides is called for the encoder first
+        return True
+    if "encoder" in parts or key.endswith("#0"):
+        return False
+    reads_ids = point.source is not None and not point.source.is_floating_point()
+    return not reads_ids or "encoder_outputs" in inputs  # what stands outside of both is behind the decoder
 
 
 def _fits(given: object, shape: torch.Size) -> TypeGuard[Tensor]:

@@ -174,6 +174,29 @@ def test_padding_changes_no_statistic(name, left, tolerance):
             torch.testing.assert_close(side.get(quantity, kind), expected, atol=tolerance, rtol=tolerance)
 
 
+def test_padding_that_the_model_is_not_told_of_counts_nowhere():
+    """Positions that the caller says are not real are neither queries nor keys, though the model sees them."""
+    family = FAMILY["BERT, token classifier"]
+    net, batch = family.make(), family.batch(padded=False)
+    ids = batch.inputs["input_ids"]
+    real = torch.ones_like(ids, dtype=torch.bool)
+    real[0, -2:] = False
+    report = gr.attention_report(net, {"input_ids": ids}, first_logit, valid=real)
+    side = report.sides["self"]
+    lengths = real.sum(1)
+    assert bool((side.queries == lengths.sum()).all())
+    assert bool((side.pairs == lengths.square().sum()).all())
+    maps = gr.gradients(net, {"input_ids": ids}, first_logit, gr.AttentionMaps(0))
+    (gradient,) = maps.values()
+    pairs = (real[:, None, :, None] & real[:, None, None, :]).expand_as(gradient)
+    expected = [gradient[:, head].abs()[pairs[:, head]].mean() for head in range(gradient.shape[1])]
+    torch.testing.assert_close(report.get("gradient", "all")[0], torch.stack(expected))
+
+
+def first_logit(outputs, batch):
+    return outputs.logits[:, 0, 0]
+
+
 def test_a_constant_added_to_a_row_leaves_the_centered_quantities():
     weights = torch.softmax(torch.randn(2, 3, 4, 5, dtype=torch.float64), -1)
     gradient = torch.randn(2, 3, 4, 5, dtype=torch.float64)

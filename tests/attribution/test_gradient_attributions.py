@@ -238,3 +238,36 @@ def test_what_is_as_many_as_tokens_is_not_taken_for_tokens() -> None:
     pooled = gr.saliency(model, batch, first, gr.Activations("bert.pooler.dense"), per="feature")
     assert bool(pooled.scores[1].ne(0).all())
     assert not pooled.valid
+
+
+def test_what_follows_the_decoder_has_its_tokens() -> None:
+    """Source and target as long as each other, only the source padded: nothing of the target is padding."""
+    from tests.transformers.tiny import FAMILY
+
+    net = FAMILY["T5"].make()
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    batch = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 11, 12], [0, 13, 14]])}
+
+    def last(outputs: Any, batch: gr.Batch) -> Tensor:
+        return outputs.logits[:, -1, :2]
+
+    found = gr.saliency(net, batch, last, (gr.Activations("lm_head"), gr.Embeddings()), norm=1)
+    (head, *embeddings) = sorted(found.by_key, key=lambda key: key != "lm_head")
+    assert head == "lm_head"
+    assert bool((found.by_key[head][:, :, -1] == 1).all())
+    assert found.segments == {head: "target prefix", **dict(zip(embeddings, ("source", "target prefix"), strict=True))}
+    assert head not in found.valid
+    assert list(found.valid) == [embeddings[0]]
+
+
+def test_expected_gradients_draw_among_all_baselines_for_every_example() -> None:
+    net, x = nn.Linear(3, 2).double(), torch.full((6, 3), 2.0, dtype=torch.float64)
+    found = gr.expected_gradients(
+        net, x, gr.all_logits(), gr.Inputs(), references=[0.0, 1.0], n_samples=40, per="feature"
+    )
+    mean = 2 - found.scores / net.weight  # of the baselines that an example drew
+    share = mean.mean((1, 2))
+    assert torch.allclose(mean, share[:, None, None].expand_as(mean), atol=1e-12)
+    assert torch.allclose(40 * share, (40 * share).round(), atol=1e-9)
+    assert bool(((share > 0.1) & (share < 0.9)).all())
+    assert len(set((40 * share).round().tolist())) > 1
