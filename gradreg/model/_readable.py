@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from gradreg.model._walk import walk
 __all__ = ["check_readable", "longest_text", "unreadable"]
 
 _IDS = ("input_ids", "decoder_input_ids")
+
+# What torch says of an embedding, and of an index into a tensor; all else is an error of the model's own code
+_LOOKED_UP = re.compile(r"out of (range in self|bounds for dimension)")
 
 
 def check_readable(model: nn.Module, batch: Batch, where: str = "batch") -> None:
@@ -60,7 +64,7 @@ def unreadable(model: nn.Module, batch: Batch, problem: Exception) -> BatchError
         problem: What it raised.
     """
     tensors = [value for value in batch.named_inputs().values() if isinstance(value, Tensor)]
-    if any(map(_transformed, tensors)):
+    if any(map(_transformed, tensors)) or isinstance(problem, torch.OutOfMemoryError):
         return None
     kind = type(model).__name__
     ids = [
@@ -74,7 +78,7 @@ def unreadable(model: nn.Module, batch: Batch, problem: Exception) -> BatchError
             f"tokenizer(texts, truncation=True, max_length={limit})."
         )
     tables = [module for _, module in walk(model) if isinstance(module, nn.Embedding)]
-    if isinstance(problem, IndexError) and ids and tables:
+    if isinstance(problem, IndexError) and _LOOKED_UP.search(str(problem)) and ids and tables:
         least, most = min(int(value.min()) for value in ids), max(int(value.max()) for value in ids)
         sizes = ", ".join(str(size) for size in dict.fromkeys(table.num_embeddings for table in tables))
         return BatchError(
