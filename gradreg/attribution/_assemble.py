@@ -15,7 +15,7 @@ from gradreg.attribution._sources import Sources
 from gradreg.attribution._versions import version_of
 from gradreg.errors import AttributionWarning, warn
 from gradreg.model import unwrap
-from gradreg.scalars import all_logits
+from gradreg.scalars import AcrossHeads, all_logits
 
 __all__ = ["assembled", "change_of", "over_units", "scalars_of", "warn_of_non_finite"]
 
@@ -144,7 +144,10 @@ def _axes(task: Task, scalars: Tensor) -> tuple[str, ...]:
             + (("token",) if before == 1 else tuple(f"axis {i}" for i in range(before)))
             + ("class",) * (count > 0)
         )
-    return heads + (("token",) if count == 1 else tuple(f"target {i}" for i in range(count)))
+    if count == 1:  # of gradreg's own scalars only tokens are several; what a function of the user's gives is not known
+        of = task.of.function if isinstance(task.of, AcrossHeads) else task.of
+        return (*heads, "token" if type(of).__module__.startswith("gradreg.scalars") else "target")
+    return heads + tuple(f"target {i}" for i in range(count))
 
 
 def _attention(task: Task, provenance: Mapping[str, Any]) -> str | None:

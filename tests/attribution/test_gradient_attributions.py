@@ -271,3 +271,14 @@ def test_expected_gradients_draw_among_all_baselines_for_every_example() -> None
     assert torch.allclose(40 * share, (40 * share).round(), atol=1e-9)
     assert bool(((share > 0.1) & (share < 0.9)).all())
     assert len(set((40 * share).round().tolist())) > 1
+
+
+def test_names_of_targets_claim_no_more_than_is_known() -> None:
+    """Three classes of one token are no three tokens."""
+    from tests.attribution.attribution_models import bert, tokens
+
+    model, batch = bert(3), tokens([3, 2])
+    found = gr.saliency(model, batch, lambda outputs, batch: outputs.logits[:, 0], gr.Embeddings())
+    assert found.target_axes == ("target",)
+    assert gr.saliency(model, batch, gr.logit(0), gr.Embeddings()).target_axes == ("token",)
+    assert gr.saliency(model, batch, gr.all_logits(), gr.Embeddings()).target_axes == ("token", "class")
