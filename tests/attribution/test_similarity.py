@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradreg as gr
+from gradreg.attribution.similarity._calibration import calibrate
 from tests.attribution.similar_models import (
     CASES,
     CAUSAL,
@@ -456,3 +457,12 @@ def test_no_side_effects(name):
             gr.explain_similarity(model, *pair)
         assert_same(during, state(model))
         handle.remove()
+
+
+def test_cosines_that_are_equal_count_half_and_leave_the_rank():
+    vectors = torch.tensor([[1, 0], [0, 1], [0, 2], [3, 3]], dtype=torch.float64)  # a, b, and two others
+    one = torch.ones(1, dtype=torch.float64)
+    found = calibrate(vectors @ vectors.T, (1, 1), {"as given": (one, one)})
+    # a and b: 0; among 0, 0.71 (a and others), 1, 0.71 (b and others), 0.71 (others): nothing below, one is equal
+    assert found.percentile["as given"] == pytest.approx(100 * 0.5 / 5)
+    assert found.rank["as given"] == 2
