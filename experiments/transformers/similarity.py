@@ -40,7 +40,8 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
         if problem:
             problems.append(problem.replace(*_allowing_t5()))
     for key in ("a", "b", "input"):
-        if not isinstance(config[key], str) or (key != "input" and not config[key]):
+        class_number = key != "input" and isinstance(config[key], int) and not isinstance(config[key], bool)
+        if not (class_number or isinstance(config[key], str)) or (key != "input" and config[key] == ""):
             problems.append(f"{key}: {config[key]!r} is not allowed; give a text, such as {key}=' pizza'.")
     if config["input_b"] is not None and not isinstance(config["input_b"], str):
         problems.append(f"input_b: {config['input_b']!r} is not allowed; give a text, or null for the one of a.")
@@ -100,8 +101,8 @@ def _work(config: dict[str, Any]) -> None:
     others = [example(text, target, f"calibration[{k}]") for k, (text, target) in enumerate(_others(config, loaded))]
     report = gr.explain_similarity(
         loaded.model,
-        example(config["input"], config["a"], "a"),
-        example(second, config["b"], "b"),
+        example(config["input"], str(config["a"]), "a"),
+        example(second, str(config["b"]), "b"),
         params=tuple(config["params"]) if isinstance(config["params"], list) else config["params"],
         groups=config["groups"],
         tokenizer=loaded.tokenizer,
