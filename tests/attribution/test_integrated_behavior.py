@@ -498,3 +498,19 @@ def test_mixed_examples_are_refused() -> None:
             per="feature",
             n_steps=3,
         )
+
+
+class Scaled(nn.Embedding):
+    """An embedding that scales what it looks up, as those of BART and Gemma do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 3 * super().forward(input)
+
+
+def test_the_mean_embedding_is_that_of_what_the_module_returns() -> None:
+    net = nn.Sequential(Scaled(9, 3), nn.Flatten(), nn.Linear(12, 2)).double()
+    ids = torch.tensor([[1, 5, 0, 8]])
+    found = gr.integrated_gradients(net, ids, gr.all_logits(), gr.Embeddings(), baseline=gr.mean_embedding(), n_steps=1)
+    moved = 3 * (net[0].weight[ids[0]] - net[0].weight.mean(0))
+    right = (net[2].weight.reshape(2, 4, 3) * moved).sum(-1)
+    assert torch.allclose(found.scores[0], right, atol=1e-12)
