@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradreg as gr
 from gradreg.errors import AttributionWarning, BatchError, CompatibilityError, GradregError, NonFiniteLossError
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from tests.attribution.attribution_models import bert, tokens
 
@@ -72,6 +72,8 @@ BATCHES = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_batches_that_no_model_reads(name: str, wrong: str) -> None:
     batch, text = BATCHES[wrong]
+    if wrong == "a mask of three axes" and transformers.__version__ < "5":
+        pytest.skip("transformers 4 reads masks of three axes")
     if wrong == "a mask of three axes" and name == "explain_similarity":
         text = "attention_mask"
     with pytest.raises(BatchError, match=text):
@@ -222,6 +224,7 @@ def test_options_that_there_are_not(name: str) -> None:
 
 
 def test_files_that_cannot_be_written(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
     found = gr.saliency(NET, BATCH, first, EMBEDDINGS)
     report = gr.attention_report(NET, BATCH, first)
     (tmp_path / "file").write_text("not a folder")
