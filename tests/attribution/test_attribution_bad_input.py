@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 import gradreg as gr
 from gradreg.errors import AttributionWarning, BatchError, CompatibilityError, GradregError, NonFiniteLossError
+from tests.attribution.attribution_models import bert, tokens
 
 transformers = pytest.importorskip("transformers")
-
-from tests.attribution.attribution_models import bert, tokens
 
 NET, BATCH = bert(3), tokens([4, 6])
 PAD, EMBEDDINGS = gr.token_baseline(0), gr.Embeddings()
