@@ -73,6 +73,13 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "similarity": Command(
+        "gradreg.experiments.transformers.similarity",
+        "why the gradients of two texts are as similar as they are: tokens, groups, what-ifs",
+        needs=("hydra", "transformers"),
+        extra="experiments,hf",
+        config="similarity",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

@@ -16,6 +16,8 @@ from gradreg.attribution import mean_embedding as mean_embedding
 from gradreg.attribution import saliency as saliency
 from gradreg.attribution import smooth_grad as smooth_grad
 from gradreg.attribution import token_baseline as token_baseline
+from gradreg.attribution import SimilarityReport as SimilarityReport
+from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -75,6 +77,7 @@ __all__ = [
     "Plan",
     "Regularizer",
     "SharedBase",
+    "SimilarityReport",
     "TracIn",
     "ZeroSecondDerivativeWarning",
     "across_heads",
@@ -84,6 +87,7 @@ __all__ = [
     "directional",
     "errors",
     "expected_gradients",
+    "explain_similarity",
     "gradients",
     "heads",
     "inner_scale",

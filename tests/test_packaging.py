@@ -12,7 +12,7 @@ import gradreg
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-ON_REQUEST = {"bench", "faiss"}  # extras outside "all", which nothing here needs
+ON_REQUEST = {"bench", "faiss", "models"}  # extras outside "all", which nothing here needs
 PLACES = {"gradreg": "gradreg", "conf": "gradreg.conf", "experiments": "gradreg.experiments"}
 
 

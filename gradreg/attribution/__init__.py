@@ -12,3 +12,5 @@ from gradreg.attribution._jacobian import logit_jacobian as logit_jacobian
 from gradreg.attribution._quadrature import GaussLegendre as GaussLegendre
 from gradreg.attribution._quadrature import LogSpaced as LogSpaced
 from gradreg.attribution._result import Attribution as Attribution
+from gradreg.attribution.similarity import SimilarityReport as SimilarityReport
+from gradreg.attribution.similarity import explain_similarity as explain_similarity
