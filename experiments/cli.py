@@ -73,6 +73,13 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "attribute": Command(
+        "gradreg.experiments.transformers.attribute",
+        "which tokens or words an output of a language model came from: table, JSON, page",
+        needs=("hydra", "transformers", "matplotlib"),
+        extra="experiments,hf",
+        config="attribute",
+    ),
     "similarity": Command(
         "gradreg.experiments.transformers.similarity",
         "why the gradients of two texts are as similar as they are: tokens, groups, what-ifs",

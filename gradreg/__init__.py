@@ -8,7 +8,9 @@ from gradreg import scalars as scalars
 from gradreg import schedules as schedules
 from gradreg.attribution import Attribution as Attribution
 from gradreg.attribution import LogitJacobian as LogitJacobian
+from gradreg.attribution import SimilarityReport as SimilarityReport
 from gradreg.attribution import expected_gradients as expected_gradients
+from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.attribution import input_x_gradient as input_x_gradient
 from gradreg.attribution import integrated_gradients as integrated_gradients
 from gradreg.attribution import logit_jacobian as logit_jacobian
@@ -16,8 +18,6 @@ from gradreg.attribution import mean_embedding as mean_embedding
 from gradreg.attribution import saliency as saliency
 from gradreg.attribution import smooth_grad as smooth_grad
 from gradreg.attribution import token_baseline as token_baseline
-from gradreg.attribution import SimilarityReport as SimilarityReport
-from gradreg.attribution import explain_similarity as explain_similarity
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport

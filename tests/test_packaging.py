@@ -46,6 +46,14 @@ def test_configuration_is_yaml_only() -> None:
     assert SETUPTOOLS["package-data"]["gradreg.conf"] == ["**/*.yaml"]
 
 
+def test_files_beside_the_code_are_installed() -> None:
+    for path in (ROOT / "gradreg").rglob("*"):
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts:
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            patterns = SETUPTOOLS["package-data"].get(package, [])
+            assert any(path.match(pattern) for pattern in patterns), path
+
+
 def test_versions_agree() -> None:
     assert PROJECT["project"]["version"] == gradreg.__version__ == metadata.version("gradreg")
 
