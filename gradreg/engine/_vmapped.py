@@ -148,7 +148,7 @@ def _compare(request: Request) -> None:
 def _unlike(batch: Batch) -> Batch:
     """Return the two examples with the fewest and the most visible tokens, the first two where there is no mask."""
     mask = batch.inputs.get("attention_mask") if isinstance(batch.inputs, Mapping) else None
-    if not isinstance(mask, Tensor):
+    if not isinstance(mask, Tensor) or mask.dim() < 2:
         return batch[:2]
     visible = (mask != 0).flatten(1).sum(1)
     places = [int(visible.argmin()), int(visible.argmax())]
