@@ -73,6 +73,27 @@ COMMANDS = {
         needs=("hydra",),
         config="query",
     ),
+    "attribute": Command(
+        "gradreg.experiments.transformers.attribute",
+        "which tokens or words an output of a language model came from: table, JSON, page",
+        needs=("hydra", "transformers", "matplotlib"),
+        extra="all",
+        config="attribute",
+    ),
+    "similarity": Command(
+        "gradreg.experiments.transformers.similarity",
+        "why the gradients of two texts are as similar as they are: tokens, groups, what-ifs",
+        needs=("hydra", "transformers"),
+        extra="all",
+        config="similarity",
+    ),
+    "attention": Command(
+        "gradreg.experiments.transformers.attention",
+        "attention and its gradients per layer, head and kind of token: table, figure, numbers",
+        needs=("hydra", "matplotlib", "transformers"),
+        extra="all",
+        config="attention",
+    ),
     "evaluate-tracin": Command(
         "gradreg.experiments.attribution.evaluate",
         "what TracIn's scores are worth on digits: LDS, flipped labels, removal",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import html
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from gradreg.attribution.web import document, escaped
 
 __all__ = ["Card", "Image", "Question", "Text", "page", "png"]
 
@@ -59,16 +60,15 @@ def page(title: str, questions: Sequence[Question], facts: Sequence[tuple[str, s
     Returns:
         HTML, everything from users escaped.
     """
-    shown = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts)
-    links = "".join(f'<li><a href="#q{n}">{_text(q.test.title)}</a></li>' for n, q in enumerate(questions))
+    shown = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
+    links = "".join(f'<li><a href="#q{n}">{escaped(q.test.title)}</a></li>' for n, q in enumerate(questions))
     body = "".join(_question(number, question) for number, question in enumerate(questions))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#questions">Skip to the examples</a>\n<header><h1>{_text(title)}</h1>\n<dl>{shown}</dl>\n'
+    return document(
+        title,
+        f'<a class="skip" href="#questions">Skip to the examples</a>\n<header><h1>{escaped(title)}</h1>\n<dl>{shown}</dl>\n'
         f"<p>{_LEGEND}</p></header>\n"
-        f'<nav aria-label="Test examples"><ul>{links}</ul></nav>\n<main id="questions">\n{body}</main>\n</body>\n</html>\n'
+        f'<nav aria-label="Test examples"><ul>{links}</ul></nav>\n<main id="questions">\n{body}</main>\n',
+        style=_STYLE,
     )
 
 
@@ -83,7 +83,7 @@ _LEGEND = (
 def _question(number: int, question: Question) -> str:
     return (
         f'<section id="q{number}" aria-labelledby="h{number}" tabindex="-1">\n<h2 id="h{number}">'
-        f"{_text(question.test.title)}</h2>\n"
+        f"{escaped(question.test.title)}</h2>\n"
         f'<div class="row"><div class="test"><h3>Test example</h3>{_card(question.test, "test")}</div>'
         f"<div><h3>Proponents</h3>{_cards(question.proponents, 'for')}</div>"
         f"<div><h3>Opponents</h3>{_cards(question.opponents, 'against')}</div></div>\n"
@@ -99,41 +99,37 @@ def _cards(cards: Sequence[Card], kind: str) -> str:
 
 def _card(card: Card, kind: str) -> str:
     score = "" if card.score is None else f'<p class="score">{card.score:+.4g}</p>'
-    label = f'<p class="label">{_text(card.label)}</p>' if card.label else ""
+    label = f'<p class="label">{escaped(card.label)}</p>' if card.label else ""
     alternative = f"{card.title}, {card.label}".rstrip(", ")
     if isinstance(card.shown, Image):
         data = base64.b64encode(png(card.shown.pixels)).decode()
-        shown = f'<img alt="{_text(alternative)}" src="data:image/png;base64,{data}">'
+        shown = f'<img alt="{escaped(alternative)}" src="data:image/png;base64,{data}">'
     else:
         shown = _tokens(card.shown)
-    return f'<article class="card {kind}">{shown}<p class="title">{_text(card.title)}</p>{label}{score}</article>'
+    return f'<article class="card {kind}">{shown}<p class="title">{escaped(card.title)}</p>{label}{score}</article>'
 
 
 def _tokens(text: Text) -> str:
     if not text.scores:
-        return f'<p class="tokens">{" ".join(_text(token) for token in text.tokens)}</p>'
+        return f'<p class="tokens">{" ".join(escaped(token) for token in text.tokens)}</p>'
     known = [abs(score) for score in text.scores if score is not None]
     largest = max(known, default=0.0) or 1.0
     pieces, rows = [], []
     for token, score in zip(text.tokens, text.scores, strict=True):
         if score is None:
-            pieces.append(_text(token))
+            pieces.append(escaped(token))
             continue
         kind = "for" if score >= 0 else "against"
         strength = round(70 * abs(score) / largest)
         pieces.append(
-            f'<span class="token {kind}" style="--strength:{strength}%" title="{score:+.4g}">{_text(token)}</span>'
+            f'<span class="token {kind}" style="--strength:{strength}%" title="{score:+.4g}">{escaped(token)}</span>'
         )
-        rows.append(f"<tr><td>{_text(token)}</td><td>{score:+.4g}</td></tr>")
+        rows.append(f"<tr><td>{escaped(token)}</td><td>{score:+.4g}</td></tr>")
     table = "".join(rows)
     return (
         f'<p class="tokens">{" ".join(pieces)}</p><details><summary>Scores of the tokens</summary><table><thead><tr>'
         f'<th scope="col">token</th><th scope="col">score</th></tr></thead><tbody>{table}</tbody></table></details>'
     )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value), quote=True)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -163,22 +159,6 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1a1a1a; --soft: #595959; --line: #ccc;
-  --for: #2f6fde; --against: #d9730d; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181c; --ink: #ececec; --soft: #a8a8a8; --line: #3a3d44; --for: #6ea0ff; --against: #ff9d4d; }
-}
-* { box-sizing: border-box; }
-body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
-  max-width: 80rem; padding: 1rem; }
-a { color: inherit; }
-a:focus-visible, summary:focus-visible { outline: 3px solid var(--for); outline-offset: 2px; }
-.skip { position: absolute; left: -999rem; }
-.skip:focus { position: static; }
-dl { display: flex; flex-wrap: wrap; gap: .25rem 2rem; } dl div { display: flex; gap: .5rem; }
-dt, .label, nav { color: var(--soft); } dd { margin: 0; }
-nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1rem; list-style: none; padding: 0; }
-section { border-top: 1px solid var(--line); }
 .row { display: grid; gap: 1.5rem; grid-template-columns: minmax(10rem, 1fr) 2fr 2fr; }
 @media (max-width: 50rem) { .row { grid-template-columns: 1fr; } }
 ol { display: flex; flex-wrap: wrap; gap: .75rem; list-style: none; margin: 0; padding: 0; }
@@ -188,10 +168,4 @@ li { min-width: 0; }
 .card p { margin: .25rem 0 0; overflow-wrap: anywhere; }
 .card img { height: 6rem; image-rendering: pixelated; max-width: 100%; width: auto; }
 .score { font-variant-numeric: tabular-nums; font-weight: 600; }
-.token { border-radius: .2rem; padding: 0 .1rem; }
-.token.for { background: color-mix(in srgb, var(--for) var(--strength), transparent);
-  text-decoration: underline; }
-.token.against { background: color-mix(in srgb, var(--against) var(--strength), transparent);
-  text-decoration: underline dashed; }
-td, th { padding: 0 .75rem 0 0; text-align: left; }
 """

@@ -6,7 +6,20 @@ from gradreg import penalties as penalties
 from gradreg import regularizers as regularizers
 from gradreg import scalars as scalars
 from gradreg import schedules as schedules
+from gradreg.attribution import AttentionReport as AttentionReport
 from gradreg.attribution import Attribution as Attribution
+from gradreg.attribution import LogitJacobian as LogitJacobian
+from gradreg.attribution import SimilarityReport as SimilarityReport
+from gradreg.attribution import attention_report as attention_report
+from gradreg.attribution import expected_gradients as expected_gradients
+from gradreg.attribution import explain_similarity as explain_similarity
+from gradreg.attribution import input_x_gradient as input_x_gradient
+from gradreg.attribution import integrated_gradients as integrated_gradients
+from gradreg.attribution import logit_jacobian as logit_jacobian
+from gradreg.attribution import mean_embedding as mean_embedding
+from gradreg.attribution import saliency as saliency
+from gradreg.attribution import smooth_grad as smooth_grad
+from gradreg.attribution import token_baseline as token_baseline
 from gradreg.batch import Batch as Batch
 from gradreg.batch import as_batch as as_batch
 from gradreg.diagnosis import DoubleBackwardReport as DoubleBackwardReport
@@ -50,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "AttentionMaps",
+    "AttentionReport",
     "Attribution",
     "Batch",
     "Checkpoint",
@@ -59,36 +73,48 @@ __all__ = [
     "Features",
     "GradregError",
     "Inputs",
+    "LogitJacobian",
     "Objective",
     "Outputs",
     "Params",
     "Plan",
     "Regularizer",
     "SharedBase",
+    "SimilarityReport",
     "TracIn",
     "ZeroSecondDerivativeWarning",
     "across_heads",
     "all_logits",
     "as_batch",
+    "attention_report",
     "check_double_backward",
     "directional",
     "errors",
+    "expected_gradients",
+    "explain_similarity",
     "gradients",
     "heads",
     "inner_scale",
+    "input_x_gradient",
+    "integrated_gradients",
     "log_probability",
     "logit",
+    "logit_jacobian",
     "loss",
     "margin",
+    "mean_embedding",
     "penalties",
     "plan",
     "probability",
     "products",
     "read_checkpoints",
     "regularizers",
+    "saliency",
     "scalars",
     "schedules",
     "smooth_activations",
+    "smooth_grad",
+    "token_baseline",
     "token_loss",
     "top_logit",
     "true_logit",

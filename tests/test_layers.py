@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gradreg"
 
 # DESIGN.md, "May import": from left to right; within a layer without cycles
 LAYERS = [
-    {"errors"},
+    {"errors", "_files"},
     {"batch", "scalars", "wrt", "schedules"},
     {"model"},
     {"engine"},

@@ -12,7 +12,7 @@ import gradreg
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-ON_REQUEST = {"bench", "faiss"}  # extras outside "all", which nothing here needs
+ON_REQUEST = {"bench", "faiss", "models"}  # extras outside "all", which nothing here needs
 PLACES = {"gradreg": "gradreg", "conf": "gradreg.conf", "experiments": "gradreg.experiments"}
 
 
@@ -44,6 +44,14 @@ def test_configuration_is_yaml_only() -> None:
     files = {path.name for path in (ROOT / "conf").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert all(name.endswith(".yaml") or name == "__init__.py" for name in files)
     assert SETUPTOOLS["package-data"]["gradreg.conf"] == ["**/*.yaml"]
+
+
+def test_files_beside_the_code_are_installed() -> None:
+    for path in (ROOT / "gradreg").rglob("*"):
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts:
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            patterns = SETUPTOOLS["package-data"].get(package, [])
+            assert any(path.match(pattern) for pattern in patterns), path
 
 
 def test_versions_agree() -> None:

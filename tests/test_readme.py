@@ -68,7 +68,7 @@ COMMANDS = [
     line
     for block in blocks("sh")
     for line in block.splitlines()
-    if re.match("gradreg (train|study|check|index|query) ", line)
+    if re.match("gradreg (train|study|check|index|query|similarity|attribute|attention)( |$)", line)
 ]
 
 
@@ -84,6 +84,9 @@ def test_commands_compose(command: str, tmp_path: Path) -> None:
         "check": "examples",
         "index": "shard_rows",
         "query": "image_shape",
+        "similarity": "stop_share",
+        "attribute": "baseline",
+        "attention": "max_length",
     }[words[0]] in run.stdout
 
 

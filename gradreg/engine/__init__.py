@@ -15,11 +15,16 @@ from gradreg.engine._directional import directional as directional
 from gradreg.engine._evaluate import map_heads as map_heads
 from gradreg.engine._gradients import gradients as gradients
 from gradreg.engine._gradients import parameter_gradients as parameter_gradients
+from gradreg.engine._head_factors import head_factors as head_factors
 from gradreg.engine._linear_factors import LinearFactors as LinearFactors
 from gradreg.engine._linear_factors import linear_factors as linear_factors
 from gradreg.engine._observe import grad_mode as grad_mode
 from gradreg.engine._plan import Plan as Plan
 from gradreg.engine._plan import plan as plan
+from gradreg.engine._point_records import PointRecord as PointRecord
+from gradreg.engine._point_records import point_records as point_records
+from gradreg.engine._point_tensors import PointTensor as PointTensor
+from gradreg.engine._point_tensors import point_tensors as point_tensors
 from gradreg.engine._point_values import point_values as point_values
 from gradreg.engine._point_values import values_and_gradients as values_and_gradients
 from gradreg.engine._probe import probe as probe

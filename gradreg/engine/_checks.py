@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch, as_batch
@@ -18,10 +19,12 @@ from gradreg.engine._pull import pull
 from gradreg.engine._request import head_count
 from gradreg.errors import CompatibilityError, CoupledExamplesError, DisconnectedWarning, GradregError, ScalarError
 from gradreg.model import devices_of, preserved, unwrap
-from gradreg.scalars import AcrossHeads, ScalarFunction, bind, scalar_key
+from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads, bind, check_scalar, scalar_key
 
 # Pairs of model and scalar that were found not to mix examples
 _INDEPENDENT: WeakKeyDictionary[nn.Module, deque[tuple[Any, ...]]] = WeakKeyDictionary()
+# So many targets are pulled back one by one, which finds a mix beside targets that are not finite
+_FEW_TARGETS = 8
 _VERIFIED_AXES: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
 
 
@@ -66,11 +69,27 @@ def check_independent(
     known.append(key)
 
 
+class _Mixed:
+    """Many targets as one sum with random weights, which vanishes only where all do: one pullback instead of hundreds."""
+
+    def __init__(self, of: ScalarFunction) -> None:
+        self.of, self.output = of, getattr(of, "output", None)
+
+    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
+        values = check_scalar(self.of(outputs, batch), len(batch), self.of)
+        targets = values.numel() // len(values)
+        if targets <= _FEW_TARGETS:
+            return values
+        weights = torch.randn(targets, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return values.flatten(1) @ weights.to(values)
+
+
 def _pulled_one(
     inner: nn.Module, capture: Capture, of: ScalarFunction, points: Points, heads: int | None, example: int
 ) -> dict[str, Tensor]:
+    mixed = across_heads(_Mixed(of)) if isinstance(of, AcrossHeads) else _Mixed(of)
     try:
-        return pull(inner, capture, of, points, heads, differentiable=False, example=example)
+        return pull(inner, capture, mixed, points, heads, differentiable=False, example=example)
     except (RuntimeError, IndexError) as problem:
         raise closes_over(of, problem) from problem
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from gradreg.engine._checks import check_independent
 from gradreg.engine._evaluate import evaluate
 from gradreg.engine._gradients import gradients
 from gradreg.engine._observe import observe
 from gradreg.engine._request import Request, resolve
 from gradreg.engine._routes import forward_refusal, note_forward_refusal, refusal_text
-from gradreg.errors import GradregError, ScalarError, SlowRouteWarning, UnknownNameError, closest, warn
+from gradreg.engine._tangent_rules import TangentRules
+from gradreg.errors import GradregError, RouteError, ScalarError, SlowRouteWarning, UnknownNameError, closest, warn
 from gradreg.model import devices_of, preserved, swapped, train_mode_batch_norms
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads
 from gradreg.wrt import Wrt
@@ -31,6 +33,7 @@ def directional(
     at: Mapping[str, Tensor] | None = None,
     differentiable: bool = False,
     chunk_size: int | None = None,
+    route: str = "auto",
 ) -> Tensor:
     r"""Return directional derivatives, $\sum_{\mathrm{key}} \langle \partial\,\mathrm{of} / \partial\,\mathrm{key}, v_d \rangle$.
 
@@ -49,12 +52,14 @@ def directional(
         at: Values of `wrt` to evaluate at.
         differentiable: Keep the graph.
         chunk_size: Directions at a time; None: all at once.
+        route: `"auto"`; `"forward"`, which raises where `"auto"` would fall back to gradients; or `"reverse"`.
 
     Returns:
         `[n, *targets, D]`, with heads `[n, K, *targets, D]`.
 
     Raises:
         GradregError: As `gradients`; also if directions do not fit.
+        RouteError: If forward mode was asked for and cannot be taken.
 
     Example:
         >>> import torch, gradreg as gr
@@ -64,21 +69,32 @@ def directional(
         >>> d.shape, torch.allclose(d, net.weight[0].sum().expand(4, 1))
         (torch.Size([4, 1]), True)
     """
+    if route not in ("auto", "forward", "reverse"):
+        raise GradregError(f"route={route!r}; allowed are 'auto', 'forward', 'reverse'.")
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable, chunk_size=chunk_size)
     given = _named(request, directions)
-    if differentiable or train_mode_batch_norms(request.inner) or forward_refusal(request) is not None:
-        return _reverse(request, given)
-    try:
-        return _forward(request, given)
-    except GradregError:
-        raise
-    except (RuntimeError, NotImplementedError) as refusal:
-        reason = refusal_text(refusal)
-    # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
+    refusal = "differentiable=True takes sums from gradients" if differentiable else None
+    if refusal is None and train_mode_batch_norms(request.inner):
+        refusal = "BatchNorm in train mode"
+    known = refusal or forward_refusal(request)
+    if route != "reverse" and (known is None or (route == "forward" and refusal is None)):
+        try:
+            found = _forward(request, given)
+            if request.points:
+                points, heads = request.points, request.heads
+                check_independent(request.inner, request.batch, request.of, points, heads, request.at_points())
+            return found
+        except GradregError:
+            raise
+        except (RuntimeError, NotImplementedError) as problem:
+            # an operation without forward mode, or without a batching rule: reverse mode gives the same sums
+            known = refusal_text(problem)
+    if route == "forward":
+        raise RouteError(f'route="forward" is refused ({known}); route="reverse" gives the same numbers.')
     result = _reverse(request, given)
-    if note_forward_refusal(request, reason):
+    if route == "auto" and refusal is None and known is not None and note_forward_refusal(request, known):
         warn(
-            f"{type(request.inner).__name__} does not run in forward mode ({reason}); directional derivatives are taken from "
+            f"{type(request.inner).__name__} does not run in forward mode ({known}); directional derivatives are taken from "
             "reverse-mode gradients instead, one backward per target.",
             SlowRouteWarning,
         )
@@ -143,7 +159,7 @@ def _forward(request: Request, directions: dict[str, Tensor]) -> Tensor:
         result: Tensor = jvp(scalar, (zeros,), (direction,))[1]
         return result
 
-    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)):
+    with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)), TangentRules():
         result: Tensor = vmap(one, out_dims=-1, randomness="same", chunk_size=request.chunk_size)(directions)
     return result
 

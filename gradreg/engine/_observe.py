@@ -43,6 +43,7 @@ class Capture:
         sources: The shared inputs before they were copied.
         normalized: From the graph node of every train-mode BatchNorm output to the module's name.
         fused: A scalar and its gradient at the features, where they came with the forward.
+        first: The outputs of the heads' first linear layers and their weights, where these stand for copies of the features.
     """
 
     outputs: Any
@@ -53,6 +54,7 @@ class Capture:
     sources: dict[str, Tensor] = field(default_factory=dict)
     normalized: dict[Any, str] = field(default_factory=dict)
     fused: tuple[ScalarFunction, Tensor] | None = None
+    first: list[tuple[Tensor, Tensor]] | None = None
 
 
 def usable(batch: Batch) -> Batch:
@@ -133,10 +135,21 @@ def observe(
         values[name] = value + shift[name] if name in shift else value
     if any(value is not named[name] for name, value in values.items()):
         capture.batch = substituted(batch, values)
-    tap = _make_tap(inner, batch, points, at, shift, copies=copies and not transformed, keep_graph=differentiable)
+    tap = _make_tap(
+        inner,
+        batch,
+        points,
+        at,
+        shift,
+        copies=copies and not transformed,
+        keep_graph=differentiable,
+        transformed=transformed,
+    )
     if tap is not None and heads_apart:
         tap.one_by_one = True
     only = isinstance(inner, SharedBase) and not isinstance(fuse, AcrossHeads) and points == Points(features=True)
+    if tap is not None and only and differentiable and copies and not (transformed or at or shift):
+        tap.behind_first = not tap.one_by_one
     if tap is not None and fuse is not None and differentiable and not at and only and not is_scaled():
         tap.fused, tap.scalar = _fusion(fuse, capture.batch), scalar_key(fuse)
     recorder = Recorder(points, at, shift, tap, differentiable, transformed, len(batch))
@@ -155,7 +168,7 @@ def observe(
     capture.normalized = recorder.normalized
     capture.outputs = _outputs(outputs, points)
     if tap is not None and tap.run is not None:
-        capture.copies, capture.sources = tap.run.copies, tap.sources
+        capture.copies, capture.sources, capture.first = tap.run.copies, tap.sources, tap.run.first
         if tap.run.gradients is not None and fuse is not None:
             capture.fused = (fuse, tap.run.gradients)
     return capture
@@ -186,6 +199,7 @@ def _make_tap(
     *,
     copies: bool,
     keep_graph: bool,
+    transformed: bool,
 ) -> Tap | None:
     if not isinstance(inner, (SharedBase, Ensemble)):
         return None
@@ -199,8 +213,8 @@ def _make_tap(
         tap.shared = frozenset({"features"}) if below and copies else frozenset()
         prefix = "heads."
         if "features" in at:
-            value = attached(at["features"], keep_graph=keep_graph)
-            tap.override = {"features": value}
+            value = at["features"]
+            tap.override = {"features": value if transformed else attached(value, keep_graph=keep_graph)}
         if "features" in shift:
             tap.shift = shift["features"]
     tap.one_by_one = any(name.startswith(prefix) for name in points.activations)

@@ -70,9 +70,9 @@ def values_and_gradients(
     model: nn.Module,
     batch: Batch,
     of: ScalarFunction,
-    wrt: Wrt,
+    wrt: Wrt | tuple[Wrt, ...],
     *,
-    at: Mapping[str, Tensor],
+    at: Mapping[str, Tensor] | None = None,
     differentiable: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the scalars at given points and their gradients there, from one forward.
@@ -82,7 +82,7 @@ def values_and_gradients(
         batch: As in `gradients`.
         of: As in `gradients`.
         wrt: What `at` replaces and gradients are taken with respect to: inputs, features or activations.
-        at: The points.
+        at: The points; None: where the batch is.
         differentiable: Keep the graph.
 
     Returns:

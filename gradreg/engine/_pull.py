@@ -24,7 +24,10 @@ from gradreg.scalars import AcrossHeads, ScalarFunction, read_outputs
 
 @dataclass
 class _Target:
-    """Where one requested key is found: behind the copies that heads read, beside a head, or below the copies."""
+    """Where one requested key is found: behind the copies that heads read, beside a head, or below the copies.
+
+    `through` holds the weights of linear layers, where the tensors are the layers' outputs in place of what they read.
+    """
 
     key: str
     tensors: list[Tensor]
@@ -32,6 +35,7 @@ class _Target:
     head: int | None = None
     batch_axis: int = 0
     below: bool = False
+    through: list[Tensor] | None = None
 
 
 def pull(
@@ -167,7 +171,10 @@ def _targets(
         else:
             targets.append(_Target(name, [capture.inputs[name]], below=per_head is not None))
     if points.features:
-        if per_head is not None:
+        if per_head is not None and capture.first is not None:
+            outputs, weights = zip(*capture.first, strict=True)
+            targets.append(_Target("features", list(outputs), through=list(weights)))
+        elif per_head is not None:
             targets.append(_shared("features", capture))
         else:
             targets.append(_Target("features", [capture.sources["features"]]))
@@ -294,6 +301,9 @@ def _filled(target: _Target, gradients: list[Tensor | None], per_head: int | Non
 
 def _arranged(target: _Target, gradients: list[Tensor], per_head: int | None, batched: int = 0) -> Tensor:
     """Return `[n, (K,) *shape]`; with `batched=1`, where the target comes first, `[n, (K,) T, *shape]`."""
+    if target.through is not None:
+        pairs = zip(gradients, target.through, strict=True)
+        gradients = [gradient @ weight.to(gradient.dtype) for gradient, weight in pairs]
     if target.stacked:
         return gradients[0].transpose(0, 1 + batched)
     if target.key == "outputs" and per_head is not None:
@@ -311,6 +321,8 @@ def _arranged(target: _Target, gradients: list[Tensor], per_head: int | None, ba
 
 def _zeros(target: _Target, per_head: int | None) -> Tensor:
     tensor = target.tensors[0]
+    if target.through is not None:
+        tensor = tensor.detach() @ target.through[0].detach()
     if target.stacked:
         return torch.zeros_like(tensor).transpose(0, 1)
     own = torch.zeros_like(tensor).movedim(target.batch_axis, 0)

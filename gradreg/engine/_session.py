@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
 from gradreg.engine._checks import check_batch_axes, check_independent
-from gradreg.engine._evaluate import check_targets, evaluate
+from gradreg.engine._evaluate import check_targets, evaluate, evaluate_checked
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._params import pulled, stacked
 from gradreg.engine._points import Points, resolve_params, resolve_points
 from gradreg.engine._pull import pull, warn_disconnected
 from gradreg.engine._request import head_count
+from gradreg.engine._scale import scaled, unscaled
 from gradreg.engine._tokens import prepared
 from gradreg.errors import GradregError, InPlaceError
 from gradreg.model import all_modules, check_compatible, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, bind
-from gradreg.wrt import Params, Wrt, as_wrt
+from gradreg.wrt import Features, Params, Wrt, as_wrt
 
 Share = tuple[ScalarFunction, "Wrt | tuple[Wrt, ...]"]
 
@@ -160,6 +162,37 @@ class Session:
         check_independent(self.inner, self.batch, of, points, self.heads, {})
         self._served.append((of, wanted, results))
         return self._handed_out(self._select(results, points))
+
+    def serve_factors(
+        self,
+        of: ScalarFunction,
+        wrt: Wrt | tuple[Wrt, ...],
+        batch: Batch,
+        worthwhile: Callable[[int, Sequence[int], int], bool],
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """Return per head the two factors of its gradients at the features, or None where the forward has none.
+
+        Those are the gradient at the output of the head's first linear layer, `[n, h]`, and the layer's weight, `[h, d]`; their
+        product is the gradient.
+        """
+        items = as_wrt(wrt)
+        if batch is not self.batch or any(not isinstance(item, Features) for item in items) or not self.points.features:
+            return None
+        of, first = self._bound(of), self.capture.first
+        if first is None or isinstance(of, AcrossHeads):
+            return None
+        if not worthwhile(len(batch), [len(weight) for _, weight in first], first[0][1].shape[1]):
+            return None
+        outputs = [output for output, _ in first]
+        with grad_mode():
+            scalars = evaluate_checked(of, self.capture.outputs, self.capture.batch, self.heads)
+            if scalars.dim() != 2:
+                return None
+            found = torch.autograd.grad(scaled(scalars.sum()), outputs, create_graph=True, allow_unused=True)
+        if any(gradient is None for gradient in found):
+            return None
+        check_independent(self.inner, self.batch, of, self._points(items), self.heads, {})
+        return [(unscaled(gradient), weight) for gradient, (_, weight) in zip(found, first, strict=True)]
 
     def _with_extras(self, of: ScalarFunction, points: Points, batch: Batch) -> dict[str, Tensor] | None:
         """Pull back a scalar that reads extras of its own, such as random projections drawn for one regularizer."""

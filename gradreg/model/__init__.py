@@ -5,6 +5,7 @@ from gradreg.model._attention import eager_attention as eager_attention
 from gradreg.model._attention import written_out_attention as written_out_attention
 from gradreg.model._call import base_features as base_features
 from gradreg.model._call import call as call
+from gradreg.model._call import with_decoder_inputs as with_decoder_inputs
 from gradreg.model._compatibility import check_compatible as check_compatible
 from gradreg.model._compatibility import check_grad_possible as check_grad_possible
 from gradreg.model._compatibility import compiled_modules as compiled_modules

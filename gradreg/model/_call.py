@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,6 +73,14 @@ def _takes_mapping(model: nn.Module, named: Mapping[str, Any]) -> bool:
             ) from None
         return True
     return False
+
+
+def with_decoder_inputs(model: nn.Module, batch: Batch) -> Batch:
+    """Return the batch with the decoder inputs that `call` would make from the labels, where the model needs such."""
+    if not isinstance(batch.inputs, Mapping):
+        return batch
+    made = _decoder_inputs(model, batch.inputs, batch.targets)
+    return replace(batch, inputs={**batch.inputs, **made}) if made else batch
 
 
 def _decoder_inputs(model: nn.Module, named: Mapping[str, Any], targets: Any) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from gradreg.errors import GradregError, HeadsError
 from gradreg.model._functional import swapped
-from gradreg.model._similarity import Alignment, align
+from gradreg.model._similarity import Alignment, align, hooked
 from gradreg.model._walk import all_modules
 
 # Below this, one pass per head is cheaper than stacking parameters and running vmap (experiments/benchmarks/diverse_heads.py)
@@ -39,6 +39,7 @@ class Tap:
         shift: What is added to the features (a tangent).
         argument_names: Names of the positional inputs, for an `Ensemble`.
         one_by_one: Run the heads in a loop, so that hooks inside a head see ordinary tensors.
+        behind_first: Whether the outputs of the heads' first layers may stand for copies of the features.
         fused: From a head, as a function of the features, to a function that gives the gradient of its scalar and its
             outputs: where one scalar alone is wanted at the features, one vmapped pass then gives both.
         scalar: What tells that scalar from others.
@@ -50,6 +51,7 @@ class Tap:
     shift: Tensor | None = None
     argument_names: tuple[str, ...] = ()
     one_by_one: bool = False
+    behind_first: bool = False
     fused: Callable[[Callable[[Tensor], Any]], Callable[[Tensor], tuple[Tensor, Any]]] | None = None
     scalar: object = None
     head: int | None = None
@@ -65,11 +67,13 @@ class HeadsRun:
         outputs: What the heads return, stacked at axis 1: `[n, K, ...]`.
         copies: Per shared input the tensors that the heads read: one tensor `[K, n, ...]` or a list of K tensors.
         gradients: Gradients at the features from a fused pass, `[n, K, ...]`.
+        first: Instead of copies of the features: the outputs of the heads' first layers, and the weights of these.
     """
 
     outputs: Any
     copies: dict[str, Tensor | list[Tensor]]
     gradients: Tensor | None = None
+    first: list[tuple[Tensor, Tensor]] | None = None
 
 
 @contextmanager
@@ -106,6 +110,8 @@ def run_heads(
             raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as fault:
             refusal = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+    if run is None and tap is not None and tap.behind_first and len(heads) < VMAP_FROM:
+        run = _behind_first(heads, shared)
     if run is None:
         run = _looped(heads, shared, apply, tap)
         if refusal is not None:  # a genuine fault was raised again by the loop
@@ -184,6 +190,36 @@ def _fused(
         _NOT_FUSED.setdefault(owner, set()).add(tap.scalar)
         return None
     return HeadsRun(outputs, {}, gradients)
+
+
+def _behind_first(heads: nn.ModuleList, shared: dict[str, Any]) -> HeadsRun | None:
+    """Run heads that begin with a linear layer and note its output: the gradient at the features is that at it times the weight.
+
+    None where a head is another function of its features.
+    """
+    if not all(_begins_linear(head) for head in heads):
+        return None
+    features = shared["features"] = _differentiable(shared["features"])
+    first: list[tuple[Tensor, Tensor]] = []
+    outputs = []
+    for head in heads:
+        layers = list(head.children())
+        point: Tensor = layers[0](features)
+        output, version = point, point._version
+        for module in layers[1:]:
+            output = module(output)
+        if point._version != version:
+            return None  # the next layer works in place
+        first.append((point, cast(Tensor, layers[0].weight)))
+        outputs.append(output)
+    return HeadsRun(_stacked(outputs), {}, first=first)
+
+
+def _begins_linear(head: nn.Module) -> bool:
+    layers = list(head.children()) if type(head) is nn.Sequential and not hooked(head) else []
+    if len(layers) < 2 or len(layers) < len(head._modules) or type(layers[0]) is not nn.Linear or hooked(layers[0]):
+        return False  # `children` leaves out a layer that is used twice
+    return not any(getattr(module, "inplace", False) for module in layers)
 
 
 def _looped(

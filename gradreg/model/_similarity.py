@@ -93,7 +93,7 @@ def _compared(heads: nn.ModuleList) -> Alignment | str:
     for module in first:
         if isinstance(module, _NO_BATCHING):
             return f"head 0 has a {type(module).__name__}, which torch batches badly"
-        if _hooked(module):
+        if hooked(module):
             return f"head 0 has a hook on its {type(module).__name__}"
         if module._buffers and (module.training or not isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return f"head 0 has buffers in its {type(module).__name__}, which its forward may write to"
@@ -163,7 +163,8 @@ def _same_tensors(tensors: list[Tensor | None], others: list[Tensor | None]) -> 
     )
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Whether a module has forward or backward hooks of its own."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -172,7 +173,7 @@ def _hooked(module: nn.Module) -> bool:
 def _same(module: nn.Module, other: nn.Module, settings: list[tuple[str, Any]]) -> bool:
     if module is other:
         return True
-    if type(module) is not type(other) or module.training != other.training or _hooked(other):
+    if type(module) is not type(other) or module.training != other.training or hooked(other):
         return False
     if (
         module._modules.keys() != other._modules.keys()

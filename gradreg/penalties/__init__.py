@@ -2,6 +2,8 @@
 
 from gradreg.penalties._alignment import SIMILARITIES as SIMILARITIES
 from gradreg.penalties._alignment import alignment_matrix as alignment_matrix
+from gradreg.penalties._alignment import factored_alignment as factored_alignment
+from gradreg.penalties._alignment import factors_are_cheaper as factors_are_cheaper
 from gradreg.penalties._alignment import pairwise_alignment as pairwise_alignment
 from gradreg.penalties._attributions import gini as gini
 from gradreg.penalties._attributions import total_variation as total_variation

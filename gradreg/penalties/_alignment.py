@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -159,11 +160,66 @@ def _of_one_pair(flat: Tensor, similarity: str, eps: float) -> Tensor:
     first, second = flat.unbind(1)
     dot = (first * second).sum(1)
     if similarity.startswith("dot"):
+        return _similar(dot, similarity)
+    return _similar(dot, similarity, (first.square().sum(1) + eps) * (second.square().sum(1) + eps))
+
+
+def _similar(dot: Tensor, similarity: str, squares: Tensor | None = None) -> Tensor:
+    """Return the similarity of pairs with these inner products and products of squared norms."""
+    if squares is None:
         return dot if similarity == "dot" else dot.square()
-    squares = (first.square().sum(1) + eps) * (second.square().sum(1) + eps)
     if similarity == "cosine_squared":
         return dot.square() / squares
     return dot * squares.rsqrt() if similarity == "cosine" else dot.abs() * squares.rsqrt()
+
+
+def factors_are_cheaper(n: int, widths: Sequence[int], features: int, similarity: str) -> bool:
+    """Whether `factored_alignment` multiplies fewer numbers than forming the gradients does.
+
+    Args:
+        n: Number of examples.
+        widths: Width h of the first layer of every head.
+        features: d.
+        similarity: As in `pairwise_alignment`.
+    """
+    own = 0 if similarity.startswith("dot") else 1  # squared norms are pairs of a head with itself
+    pairs = [(a, b) for i, a in enumerate(widths) for b in widths[i + 1 - own :]]
+    return sum(a * b * (features + n) for a, b in pairs) < n * features * sum(widths)
+
+
+def factored_alignment(factors: Sequence[tuple[Tensor, Tensor]], similarity: str, reduction: str, eps: float) -> Tensor:
+    r"""`pairwise_alignment` of the gradients $\delta_k W_k$, without them: $g_i \cdot g_j = \delta_i (W_i W_j^\top) \delta_j$.
+
+    For few heads whose first layer is narrower than the features: a product of two weights in place of one with every example.
+
+    Args:
+        factors: $\delta$ `[n, h]` and W `[h, d]` of every head.
+        similarity: As in `pairwise_alignment`.
+        reduction: `"mean"` or `"sum"`.
+        eps: As in `pairwise_alignment`.
+
+    Returns:
+        The penalty.
+    """
+    pairs = [(precise(delta), precise(weight)) for delta, weight in factors]
+    heads, n = len(pairs), len(pairs[0][0])
+
+    def inner(i: int, j: int) -> Tensor:
+        (left, of_left), (right, of_right) = pairs[i], pairs[j]
+        return (left @ (of_left @ of_right.T) * right).sum(1)
+
+    with full_precision(pairs[0][0]):
+        if similarity.startswith("dot"):
+            terms = [_similar(inner(i, j), similarity) for i in range(heads) for j in range(i + 1, heads)]
+        else:
+            squares = [inner(k, k) + eps for k in range(heads)]
+            terms = [
+                _similar(inner(i, j), similarity, squares[i] * squares[j])
+                for i in range(heads)
+                for j in range(i + 1, heads)
+            ]
+        total = torch.stack([term.sum() for term in terms]).sum() if len(terms) > 1 else terms[0].sum()
+    return total / (n * len(terms)) if reduction == "mean" else total
 
 
 def _gram(flat: Tensor) -> Tensor:

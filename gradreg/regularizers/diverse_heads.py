@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.engine import Share, gradients, has_head_axis
+from gradreg.engine import Share, gradients, has_head_axis, head_factors
 from gradreg.errors import GradregError, HeadsError, UnboundedPenaltyWarning, warn
-from gradreg.penalties import SIMILARITIES, MetricLike, as_metric, pairwise_alignment, under
+from gradreg.penalties import (
+    SIMILARITIES,
+    MetricLike,
+    as_metric,
+    factored_alignment,
+    factors_are_cheaper,
+    pairwise_alignment,
+    under,
+)
 from gradreg.regularizers._base import Regularizer
 from gradreg.scalars import ScalarFunction, top_logit
 from gradreg.schedules import Schedule
@@ -100,6 +108,12 @@ class DiverseHeads(Regularizer):
                 f"DiverseHeads compares heads, but of={self.of!r} on a {type(model).__name__} gives one value per example. Use a "
                 "SharedBase or an Ensemble, with a scalar of one head's outputs."
             )
+        factors = self._factors(model, batch)
+        if factors is not None:
+            penalty = factored_alignment(factors, self.similarity, self.reduction, self.eps)
+            if self.similarity == "dot":
+                self._watch(penalty)
+            return penalty
         found = gradients(model, batch, self.of, self.wrt, differentiable=True)
         if len(found) == 1:
             (gradient,) = found.values()
@@ -108,17 +122,27 @@ class DiverseHeads(Regularizer):
         gradient = under(self.metric, gradient)
         penalty = pairwise_alignment(gradient, self.similarity, self.reduction, self.eps)
         if self.similarity == "dot":
-            self._watch(gradient, penalty)
+            if self._floor is None:
+                n, heads = gradient.shape[:2]
+                pairs = heads * (heads - 1) / 2
+                square = float(gradient.detach().float().square().sum()) / (n * heads)  # mean squared norm at the start
+                self._floor = -100 * square * (pairs * n if self.reduction == "sum" else 1)
+            self._watch(penalty)
         return penalty
 
-    def _watch(self, gradient: Tensor, penalty: Tensor) -> None:
+    def _factors(self, model: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor]] | None:
+        """Return the factors of the heads' gradients where they are at hand and cheaper than the gradients."""
+        if self.metric is not None or (self.similarity == "dot" and self._floor is None):
+            return None  # the floor of the first call is measured on the gradients
+
+        def worthwhile(n: int, widths: Sequence[int], features: int) -> bool:
+            return factors_are_cheaper(n, widths, features, self.similarity)
+
+        return head_factors(model, batch, self.of, self.wrt, worthwhile)
+
+    def _watch(self, penalty: Tensor) -> None:
         """Warn once where the signed dot product falls because gradients grow, which never ends."""
-        if self._floor is None:
-            n, heads = gradient.shape[:2]
-            pairs = heads * (heads - 1) / 2
-            square = float(gradient.detach().float().square().sum()) / (n * heads)  # mean squared norm at the start
-            self._floor = -100 * square * (pairs * n if self.reduction == "sum" else 1)
-        elif float(penalty.detach()) < self._floor < 0:
+        if self._floor is not None and float(penalty.detach()) < self._floor < 0:
             self._floor = float("-inf")
             warn(
                 f"The heads' signed dot product fell to {float(penalty.detach()):.3g}, 100 times the squared norm "

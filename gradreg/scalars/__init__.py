@@ -17,6 +17,7 @@ from gradreg.scalars._loss import check_labels as check_labels
 from gradreg.scalars._loss import loss as loss
 from gradreg.scalars._loss import token_loss as token_loss
 from gradreg.scalars._loss import unreduced as unreduced
+from gradreg.scalars._outputs import IGNORED_LABEL as IGNORED_LABEL
 from gradreg.scalars._outputs import ScalarFunction as ScalarFunction
 from gradreg.scalars._outputs import bind as bind
 from gradreg.scalars._outputs import check_scalar as check_scalar

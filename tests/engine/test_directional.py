@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradreg.batch import Batch
-from gradreg.engine import directional
-from gradreg.errors import GradregError
+from gradreg.engine import directional, gradients
+from gradreg.errors import CoupledExamplesError, GradregError
 from gradreg.scalars import all_logits
 from gradreg.testing import reference, zoo
 from gradreg.testing.compare import assert_same
@@ -160,3 +160,29 @@ def test_inputs_that_require_grad_stay_attached() -> None:
         )
         results.append({"source": torch.autograd.grad(reference.random_functional({"sums": sums}), source)[0]})
     assert_same(*results)
+
+
+class Centered(torch.nn.Module):
+    """Mixes examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True).square()
+
+
+def test_mixed_examples_are_refused_in_forward_mode() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(CoupledExamplesError, match="another"):
+        directional(Centered(), x, all_logits(), Inputs(), torch.ones(1, 4, 3, dtype=torch.float64), route="forward")
+
+
+def test_examples_that_many_targets_mix_are_found_by_one_pullback() -> None:
+    """The sum over all classes of a softmax is constant: a plain sum would hide what a weighted one shows."""
+    x = torch.randn(4, 20, dtype=torch.float64)
+
+    def of(outputs: Tensor, batch: Batch) -> Tensor:
+        return (outputs + outputs.roll(1, 0)).softmax(-1)
+
+    with pytest.raises(CoupledExamplesError, match="another"):
+        gradients(torch.nn.Identity(), x, of, Inputs())
+    found = gradients(torch.nn.Identity(), x, lambda outputs, batch: outputs.softmax(-1), Inputs())
+    assert found["inputs"].shape == (4, 20, 20)

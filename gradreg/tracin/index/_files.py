@@ -5,23 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-def write_durably(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file, bring it to the disk, then move it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+from gradreg._files import sync_folder
 
 
 def write_json_once(path: Path, value: Any) -> None:
@@ -41,7 +29,7 @@ def write_json_once(path: Path, value: Any) -> None:
                     raise
                 if not path.exists():  # a file system without links
                     os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -88,13 +76,3 @@ def _alive(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk; not every system lets a folder be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gradreg._files import write_durably
 from gradreg.errors import GradregError
-from gradreg.tracin.index._files import write_durably
 from gradreg.tracin.index._manifest import Layout, Manifest
 
 _TORCH = {"float32": torch.float32, "float64": torch.float64}
