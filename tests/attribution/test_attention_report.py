@@ -75,9 +75,8 @@ def compare(side, maps, gradients, kinds, queries, keys, tolerance=1e-10):
             expected = plainly(weights[:, head], gradient[:, head], kinds[kind], queries, keys)
             for quantity, value in expected.items():
                 got = side.get(quantity, kind)[layer, head]
-                torch.testing.assert_close(
-                    got, value.detach(), atol=tolerance, rtol=tolerance, msg=f"{quantity} {kind}"
-                )
+                close = {"atol": tolerance, "rtol": tolerance, "check_dtype": False}  # T5 of 4.57 has maps in float32
+                torch.testing.assert_close(got, value.detach(), msg=f"{quantity} {kind}", **close)
 
 
 @pytest.mark.parametrize("name", ["BERT, token classifier"])
