@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from gradreg.errors import GradregError
+
 __all__ = ["choose_device", "describe", "gradreg_version"]
 
 
@@ -23,9 +25,22 @@ def gradreg_version() -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; `"auto"` is the first accelerator, or else the CPU."""
+    """Return the device of that name; `"auto"` is the first accelerator, or else the CPU.
+
+    Raises:
+        GradregError: If this computer has none such.
+    """
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as problem:  # each backend in its own way
+            lines = str(problem).strip().splitlines() or [type(problem).__name__]
+            raise GradregError(
+                f"device: {name!r} is not to be had ({lines[0]}); allowed are auto, cpu, and the accelerators of this computer, "
+                "such as cuda, cuda:1 and mps."
+            ) from problem
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

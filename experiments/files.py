@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gradreg._files import not_written
+
 __all__ = ["locked", "read_json", "write_atomically", "write_json", "write_text"]
 
 
@@ -16,14 +18,20 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file next to `path`, then move it into place.
 
     The temporary name ends like the real one, since some writers choose the format by the ending.
+
+    Raises:
+        GradregError: If the system lets nothing be written there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
     try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as problem:
+        raise not_written(path, problem) from problem
 
 
 def write_text(path: Path, text: str) -> None:

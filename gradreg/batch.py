@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradreg.errors import BatchError, closest
+from gradreg.errors import BatchError, GradregError, closest
 
 __all__ = ["Batch", "as_batch"]
 
@@ -224,6 +224,16 @@ def as_batch(batch: Any) -> Batch:
         f"Cannot read a batch from a {type(batch).__name__}{size}. Allowed: gradreg.Batch, a tensor, a pair "
         "(inputs, targets), or a mapping such as a BatchEncoding. For several inputs use Batch(inputs=(a, b), targets=y)."
     )
+
+
+def check_chunk_size(chunk_size: object) -> None:
+    """Refuse what is no number of things at a time.
+
+    Raises:
+        GradregError: If it is neither None nor an integer from 1.
+    """
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
 
 
 def substituted(batch: Batch, values: Mapping[str, Any]) -> Batch:

@@ -88,6 +88,9 @@ class Activations:
     glob: str
     batch_axis: int = 0
 
+    def __post_init__(self) -> None:
+        _check_glob(self, self.glob)
+
 
 @dataclass(frozen=True)
 class Embeddings:
@@ -110,6 +113,10 @@ class Embeddings:
     """
 
     glob: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.glob is not None:
+            _check_glob(self, self.glob)
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,17 @@ class AttentionMaps:
 
     layers: int | tuple[int, ...] | str | None = None
 
+    def __post_init__(self) -> None:
+        given: object = self.layers
+        if isinstance(given, list):
+            object.__setattr__(self, "layers", tuple(given))  # frozen for others
+        layers = given if isinstance(given, (tuple, list)) else (given,)
+        whole = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers)
+        if not (whole or self.layers is None or isinstance(self.layers, str)):
+            raise GradregError(
+                f"{self!r}; allowed are the number of a layer, a tuple of numbers, a glob of module names, and None for all."
+            )
+
 
 @dataclass(frozen=True)
 class Params:
@@ -154,6 +172,14 @@ class Params:
     """
 
     glob: str = "*"
+
+    def __post_init__(self) -> None:
+        _check_glob(self, self.glob)
+
+
+def _check_glob(item: object, glob: object) -> None:
+    if not isinstance(glob, str):
+        raise GradregError(f"{item!r}; a glob is a text, such as 'encoder.layer.*'.")
 
 
 Wrt = Inputs | Features | Outputs | Activations | Embeddings | AttentionMaps | Params

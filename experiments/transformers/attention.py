@@ -15,7 +15,7 @@ from gradreg.errors import closest
 from gradreg.experiments.attribution.program import run_job
 from gradreg.experiments.environment import choose_device
 from gradreg.experiments.files import write_json, write_text
-from gradreg.experiments.transformers.load import DTYPES, HEADS, load_model, model_problem
+from gradreg.experiments.transformers.load import DTYPES, HEADS, folder_problem, load_model, model_problem
 from gradreg.experiments.transformers.objectives import OBJECTIVES, ask
 from gradreg.experiments.transformers.texts import neighbors, read_lines
 
@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    problems = [problem] if (problem := model_problem(str(config["model"]))) else []
+    problems = [one for one in (model_problem(str(config["model"])), folder_problem(config["out"])) if one]
     for key, allowed in (("of", ["auto", *OBJECTIVES]), ("head", [*HEADS]), ("dtype", [*DTYPES])):
         if config[key] not in allowed:
             problems.append(f"{key}: {config[key]!r} is not allowed; closest: {closest(str(config[key]), allowed)}.")
@@ -47,7 +47,7 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
 def _work(config: dict[str, Any]) -> None:
     started = time.perf_counter()
     loaded = load_model(
-        config["model"], head=config["head"], dtype=config["dtype"], device=choose_device(config["device"])
+        str(config["model"]), head=config["head"], dtype=config["dtype"], device=choose_device(config["device"])
     )
     count = config["count"]
     texts = (

@@ -21,7 +21,7 @@ from gradreg.experiments.transformers.attribute_output import as_json, as_rows, 
 from gradreg.experiments.transformers.chunks import points_at_a_time
 from gradreg.experiments.transformers.goal_scalars import QUANTITIES
 from gradreg.experiments.transformers.goals import Asked, asked, goal_of, unknown_goal
-from gradreg.experiments.transformers.load import DTYPES, HEADS, Loaded, load_model, model_problem
+from gradreg.experiments.transformers.load import DTYPES, HEADS, Loaded, folder_problem, load_model, model_problem
 from gradreg.tracin._memory import as_bytes
 
 __all__ = ["main"]
@@ -32,7 +32,8 @@ _FILES = ("attribution.safetensors", "attribution.json", "attribution.html", "pl
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    problems = [one for one in [model_problem(str(config["model"]))] if one] + unknown_goal(config["goal"])
+    places = (model_problem(str(config["model"])), folder_problem(config["out"]))
+    problems = [one for one in places if one] + unknown_goal(config["goal"])
     choices = {"head": HEADS, "dtype": DTYPES, "quantity": QUANTITIES, "method": _METHODS}
     for key, allowed in choices.items():
         if config[key] not in allowed:

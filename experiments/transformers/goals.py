@@ -13,6 +13,7 @@ import gradreg as gr
 from gradreg.errors import GradregError, closest
 from gradreg.experiments.transformers.goal_scalars import Chosen, Classes, Pooled, Predicted, pooled
 from gradreg.experiments.transformers.load import Loaded
+from gradreg.model import check_readable, longest_text
 
 __all__ = ["GOALS", "Asked", "asked", "goal_of"]
 
@@ -207,13 +208,15 @@ def _class_names(model: Any, count: int) -> list[str]:
 
 def _tokens(loaded: Loaded, texts: Sequence[str]) -> dict[str, Tensor]:
     """Tokenize, padded on the right, whether or not the tokenizer has a token for that."""
-    most = getattr(getattr(loaded.model, "config", None), "max_position_embeddings", None)
+    most = longest_text(loaded.model)
     rows = [loaded.tokenizer(text)["input_ids"] for text in texts]
     for place, row in enumerate(rows):
-        if not row or (isinstance(most, int) and len(row) > most):
+        if not row or (most is not None and len(row) > most):
             raise GradregError(f"texts: text {place} has {len(row)} tokens; the model takes 1 to {most or 'many'}.")
     ids, mask = _padded(loaded, rows)
-    return {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    check_readable(loaded.model, gr.Batch(inputs), "texts")
+    return inputs
 
 
 def _padded(loaded: Loaded, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

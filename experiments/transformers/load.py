@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from gradreg.errors import GradregError, closest
 from gradreg.experiments.transformers.gguf import unpacked
 
-__all__ = ["HEADS", "NAMED", "Loaded", "load_model", "model_problem"]
+__all__ = ["HEADS", "NAMED", "Loaded", "folder_problem", "load_model", "model_problem"]
 
 HEADS = {
     "auto": None,
@@ -99,6 +100,18 @@ def model_problem(name: str) -> str | None:
     )
 
 
+def folder_problem(out: Any) -> str | None:
+    """Say what is wrong with the folder of results; None if it can be tried."""
+    if not isinstance(out, str) or not out:
+        return f"out: {out!r} is not allowed; give a folder, such as out=results."
+    found = next((place for place in (Path(out), *Path(out).parents) if place.exists()), None)
+    return (
+        None
+        if found is None or found.is_dir()
+        else f"out: {str(found)!r} is a file; give a folder, such as out=results."
+    )
+
+
 def load_model(name: str, *, head: str = "auto", dtype: str = "float32", device: str | torch.device = "cpu") -> Loaded:
     """Load a model and its tokenizer.
 
@@ -137,12 +150,23 @@ def _folder_of(name: str) -> Path:
 
 def _model(folder: Path, head: str, dtype: torch.dtype) -> nn.Module:
     import transformers
+    from safetensors import SafetensorError
 
     wanted = HEADS[head] or _architecture(folder)
     try:
         reader = getattr(transformers, wanted)
         model, info = reader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        RuntimeError,
+        EOFError,
+        UnpicklingError,
+        SafetensorError,
+    ) as error:
+        # the last four: files that were not written to their end
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise GradregError(f"model: {folder} cannot be read as {wanted} ({lines[0]}).") from error
     missing = sorted(info["missing_keys"])

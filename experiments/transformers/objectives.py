@@ -14,6 +14,7 @@ from torch import Tensor
 import gradreg as gr
 from gradreg.errors import GradregError
 from gradreg.experiments.transformers.load import Loaded
+from gradreg.model import longest_text
 from gradreg.scalars import IGNORED_LABEL, ScalarFunction
 
 __all__ = ["OBJECTIVES", "Contrastive", "Question", "ask"]
@@ -147,6 +148,8 @@ def _encoded(loaded: Loaded, texts: list[tuple[str, ...]], max_length: int) -> d
     tokenizer = loaded.tokenizer
     if tokenizer.pad_token_id is None and len(texts) > 1:
         tokenizer.pad_token = tokenizer.eos_token  # hidden by the mask, so any token will do
+    most = longest_text(loaded.model)
+    max_length = max_length if most is None else min(max_length, most)
     columns = [list(column) for column in zip(*texts, strict=True)]
     found = tokenizer(*columns, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
     device, known = next(loaded.model.parameters()).device, inspect.signature(loaded.model.forward).parameters

@@ -14,7 +14,15 @@ from gradreg.errors import GradregError
 from gradreg.experiments.attribution.program import run_job
 from gradreg.experiments.environment import choose_device
 from gradreg.experiments.files import write_json, write_text
-from gradreg.experiments.transformers.load import DTYPES, HEADS, NAMED, Loaded, load_model, model_problem
+from gradreg.experiments.transformers.load import (
+    DTYPES,
+    HEADS,
+    NAMED,
+    Loaded,
+    folder_problem,
+    load_model,
+    model_problem,
+)
 from gradreg.experiments.transformers.pairs import as_example, kind_of
 from gradreg.experiments.transformers.sentences import OTHERS
 from gradreg.experiments.transformers.small_t5 import train_t5
@@ -26,7 +34,7 @@ _FILES = ("report.txt", "report.json", "report.safetensors", "config.yaml")
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    problems = []
+    problems = [problem] if (problem := folder_problem(config["out"])) else []
     if config["model"] != SMALL_T5:
         problem = model_problem(str(config["model"]))
         if problem:

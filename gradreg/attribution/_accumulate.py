@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradreg.attribution._path import Path, Units
@@ -14,7 +15,7 @@ from gradreg.attribution._work import Work, planned
 from gradreg.batch import Batch
 from gradreg.engine import directional, draws_random_numbers, gradients, head_count, point_values
 from gradreg.errors import AttributionWarning, RouteError, warn
-from gradreg.model import unwrap
+from gradreg.model import check_compatible, unwrap
 from gradreg.scalars import AcrossHeads, ScalarFunction, across_heads, bind
 from gradreg.wrt import Wrt
 
@@ -42,6 +43,7 @@ class Task:
     @classmethod
     def bound(cls, model: nn.Module, batch: Batch, of: ScalarFunction, wrt: Any, differentiable: bool) -> Task:
         """Return the task with a scalar that knows the model; warn if the model draws random numbers."""
+        check_compatible(model, differentiable=differentiable)
         inner = unwrap(model)
         if inner.training and draws_random_numbers(model, batch):
             warn(
@@ -146,7 +148,9 @@ class _Sums:
             wide = torch.promote_types(scores.dtype, torch.float32)  # sums of many are not kept in low precision
             self.sums[key] = torch.zeros(shape, dtype=wide, device=scores.device)
         total = self.sums[key]
-        if scores.requires_grad:  # all targets and units at once
+        if scores.requires_grad:  # out of place, and so over all targets and units
+            after = total.shape[-1] - unit - scores.shape[-1], total.shape[-2] - first - scores.shape[-2]
+            parts = F.pad(parts, (unit, after[0], first, after[1]))
             self.sums[key] = total.index_add(1, examples, parts.to(total))
             return
         place = total[..., first : first + scores.shape[-2], unit : unit + scores.shape[-1]]

@@ -17,7 +17,7 @@ from gradreg.errors import AttributionWarning, warn
 from gradreg.model import unwrap
 from gradreg.scalars import all_logits
 
-__all__ = ["assembled", "change_of", "over_units", "scalars_of"]
+__all__ = ["assembled", "change_of", "over_units", "scalars_of", "warn_of_non_finite"]
 
 
 def scalars_of(task: Task, sources: Sources) -> Tensor:
@@ -77,6 +77,7 @@ def assembled(
         error: The estimated error.
         provenance: What else made it.
     """
+    warn_of_non_finite(by_key, scalars)
     _check_reached(by_key)
     delta = None if change is None else over_units(by_key, scalars, "sum") - change.to(next(iter(by_key.values())))
     tokens = per == "token"
@@ -107,6 +108,19 @@ def assembled(
         segments=dict(sources.segments) if tokens else {},
         provenance={key: item for key, item in made.items() if item is not None},
     )
+
+
+def warn_of_non_finite(by_key: Mapping[str, Tensor], scalars: Tensor) -> None:
+    """Warn of scores, or of what they are of, that are NaN or infinite."""
+    for what, value in (("Targets", scalars), *((f"Scores of {key!r}", scores) for key, scores in by_key.items())):
+        bad = ~value.detach().isfinite().reshape(len(value), -1).all(1)
+        if bool(bad.any()):
+            warn(
+                f"{what} are not finite in {int(bad.sum())} of {len(bad)} examples, example {int(bad.nonzero()[0])} first. Look "
+                "for NaN in the weights or inputs, and for values that are too large for the dtype.",
+                AttributionWarning,
+            )
+            return
 
 
 def _check_reached(by_key: Mapping[str, Tensor]) -> None:

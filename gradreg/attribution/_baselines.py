@@ -64,7 +64,10 @@ class TokenBaseline(Baseline):
         if not names:
             raise BatchError(f"token_baseline({self.id}) replaces token ids, but the inputs {sorted(named)} hold none.")
         changed = {name: self._replaced(named[name]) for name in names if isinstance(named[name], Tensor)}
-        return read(batch.with_inputs(changed)).values
+        try:
+            return read(batch.with_inputs(changed)).values
+        except BatchError as problem:  # the ids of the caller were read before
+            raise BatchError(f"{self!r}: {problem}") from problem
 
     def _replaced(self, ids: Tensor) -> Tensor:
         kept = torch.isin(ids, torch.tensor(self.keep, dtype=ids.dtype, device=ids.device))
@@ -112,6 +115,8 @@ def token_baseline(id: int, *, keep: tuple[int, ...] | list[int] = ()) -> TokenB
         >>> gr.token_baseline(0, keep=(101, 102))
         TokenBaseline(id=0, keep=(101, 102))
     """
+    if not isinstance(keep, (tuple, list)):
+        raise GradregError(f"token_baseline(keep={keep!r}); allowed is a tuple of token ids.")
     for value in (id, *keep):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise GradregError(f"token_baseline(): a token id is an integer from 0, found {value!r}.")
@@ -194,7 +199,7 @@ def _one(baseline: object, model: nn.Module, batch: Batch, sources: Sources, rea
 
 def _fitted(key: str, given: object, value: Tensor) -> Tensor:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return torch.full_like(value, float(given))
+        given = torch.tensor(float(given), dtype=torch.float64)
     if not isinstance(given, Tensor) or not given.is_floating_point():
         kind = str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
         raise GradregError(f"The baseline of {key!r} is {kind}; {CHOICES}.")
@@ -206,7 +211,22 @@ def _fitted(key: str, given: object, value: Tensor) -> Tensor:
         raise GradregError(
             f"The baseline of {key!r} has shape {tuple(given.shape)}; expected {tuple(value.shape)} or what broadcasts to it."
         )
+    check_finite(f"The baseline of {key!r}", given)
     return given.to(value).expand(value.shape)
+
+
+def check_finite(what: str, given: Tensor) -> None:
+    """Refuse numbers that no path can start at.
+
+    Raises:
+        GradregError: If there is one that is NaN or infinite, or none at all.
+    """
+    if given.is_meta:
+        raise GradregError(f"{what} is on the device 'meta', which holds shapes and no numbers.")
+    if not bool(given.isfinite().all()):
+        raise GradregError(
+            f"{what} holds {float(given[~given.isfinite()][0])}; scores would be NaN. Give finite numbers."
+        )
 
 
 def _is_ids(value: Tensor) -> bool:

@@ -102,6 +102,8 @@ def _per_position(where: str, value: Any, allowed: str, scores: Tensor, targets:
 
 def _check_labels(key: str, rows: Any, scores: Tensor, targets: int) -> None:
     n, positions = scores.shape[0], scores.shape[1 + targets]
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Sequence) for row in rows):
+        raise GradregError(f"labels[{key!r}] is a {type(rows).__name__}; labels are a list of texts for every example.")
     lengths = [len(row) for row in rows]
     if lengths != [positions] * n:
         raise GradregError(

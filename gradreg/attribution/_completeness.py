@@ -22,13 +22,20 @@ def normalizes(model: nn.Module) -> bool:
 
 
 def check_complete(
-    result: Attribution, error: Tensor, path: Path, model: nn.Module, tolerance: float, log_spaced: bool
+    result: Attribution,
+    error: Tensor,
+    scalars: Tensor,
+    path: Path,
+    model: nn.Module,
+    tolerance: float,
+    log_spaced: bool,
 ) -> Attribution:
     """Return the result with its error, at least |delta|; warn where completeness fails.
 
     Args:
         result: Scores with `delta` and `change`.
         error: The estimate from two rules.
+        scalars: f(x), of the shape of `delta`.
         path: Where the points are.
         model: What was attributed.
         tolerance: What share of the sum of absolute scores may be missing.
@@ -39,11 +46,10 @@ def check_complete(
     delta, change = result.delta.detach(), result.change.detach()
     absolute = {key: scores.detach().abs() for key, scores in result.by_key.items()}
     mass = torch.maximum(over_units(absolute, delta, "sum"), change.abs().to(delta))
-    rounding = 100 * torch.finfo(delta.dtype).eps * max(float(mass.max()), 1e-30)
+    size = torch.maximum(mass, scalars.detach().abs().to(delta))  # what f(x) - f(b) is rounded at
+    rounding = 100 * torch.finfo(delta.dtype).eps * size.clamp(min=1e-30)
     short = delta.abs() > tolerance * mass + rounding
-    if not bool(delta.isfinite().all()):
-        warn("Scores or targets are not finite.", AttributionWarning)
-    elif bool(short.any()):
+    if bool(short.any()):
         worst = float((delta.abs() / mass.clamp(min=1e-30))[short].max())
         warn(
             f"Completeness fails for {int(short.sum())} of {delta.numel()} targets: scores miss f(x) - f(b) by up to "

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gradreg.attribution._accumulate import Task, accumulated
 from gradreg.attribution._assemble import assembled, change_of, over_units, scalars_of
-from gradreg.attribution._baselines import BaselineLike, described, starts_of
+from gradreg.attribution._baselines import BaselineLike, check_finite, described, starts_of
+from gradreg.attribution._draws import check_samples, generator_of
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
 from gradreg.attribution._sources import Sources, check_per, read_sources
@@ -75,8 +76,8 @@ def expected_gradients(
         >>> torch.allclose(a.scores[0], net.weight)
         True
     """
-    if not isinstance(n_samples, int) or n_samples < 2:
-        raise GradregError(f"n_samples={n_samples!r}; allowed are integers from 2.")
+    check_samples(n_samples, 2)
+    generator = generator_of(generator)
     batch = as_batch(batch)
     task = Task.bound(model, batch, of, wrt, differentiable)
 
@@ -85,7 +86,6 @@ def expected_gradients(
 
     sources = read(batch)
     check_per(per, sources.values)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
     n = len(batch)
     if isinstance(references, list):
         pool, count = starts_of(references, model, batch, sources, read)
@@ -150,6 +150,7 @@ def _sets(references: Tensor | Mapping[str, Tensor], sources: Sources) -> dict[s
             raise GradregError(
                 f"The references of {key!r} are {found}; expected [R, {', '.join(map(str, value.shape[1:]))}]."
             )
+        check_finite(f"The references of {key!r}", own)
     if len({len(own) for own in given.values()}) > 1:
         raise GradregError("References of several keys belong together row by row and must be equally many.")
     return {key: own.to(sources.values[key]) for key, own in given.items()}

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from gradreg.attribution._accumulate import Task, accumulated
 from gradreg.attribution._assemble import assembled, scalars_of
+from gradreg.attribution._draws import check_samples, generator_of
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
 from gradreg.attribution._sources import Sources, check_per, read_sources
-from gradreg.batch import as_batch
+from gradreg.batch import as_batch, check_chunk_size
 from gradreg.engine import gradients
 from gradreg.errors import GradregError
 from gradreg.scalars import ScalarFunction
@@ -114,12 +115,12 @@ def smooth_grad(
         >>> torch.allclose(a.scores[0], net.weight)
         True
     """
-    if not std >= 0 or not math.isfinite(std) or n_samples < 1:
-        raise GradregError(
-            f"std={std!r}, n_samples={n_samples!r}: std is a number from 0, and at least one sample is drawn."
-        )
+    if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 <= std < math.inf:
+        raise GradregError(f"std={std!r}; allowed are numbers from 0.")
+    check_samples(n_samples, 1)
+    check_chunk_size(chunk_size)
+    own = generator_of(generator)
     task, sources = _begun(model, batch, of, wrt, per, differentiable)
-    own = torch.Generator().manual_seed(0) if generator is None else generator
 
     def noisy(value: Tensor) -> Tensor:
         noise = torch.randn(value.shape, generator=own, device=own.device, dtype=torch.float64).to(value)

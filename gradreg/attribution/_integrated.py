@@ -112,7 +112,7 @@ def integrated_gradients(
                 "plan": run.plan,
             },
         )
-    return check_complete(result, run.error, run.path, model, tolerance, isinstance(how, LogSpaced))
+    return check_complete(result, run.error, job.at_input, run.path, model, tolerance, isinstance(how, LogSpaced))
 
 
 def _check_steps(n_steps: int | str, tolerance: float) -> None:

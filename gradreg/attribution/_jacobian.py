@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradreg.batch import Batch, as_batch
+from gradreg.attribution._assemble import warn_of_non_finite
+from gradreg.attribution._check import number
+from gradreg.batch import Batch, as_batch, check_chunk_size
 from gradreg.engine import values_and_gradients
 from gradreg.errors import GradregError, ScalarError
 from gradreg.scalars import read_outputs
-from gradreg.wrt import Wrt
+from gradreg.wrt import Params, Wrt, as_wrt
 
 __all__ = ["LogitJacobian", "logit_jacobian"]
 
@@ -72,6 +74,8 @@ class LogitJacobian:
         one = z.argmax(-1) if first is None else torch.full(z.shape[:-1], self._check(first), device=z.device)
         others = z.scatter(-1, one.unsqueeze(-1), -torch.inf)
         two = others.argmax(-1) if second is None else torch.full_like(one, self._check(second))
+        if first is not None and bool((one == two).all()):
+            raise ScalarError(f"margin({first}, {second}) is the difference of a logit from itself; give two classes.")
         classes = z.shape[-1]
         return self.combined((F.one_hot(one, classes) - F.one_hot(two, classes)).to(z.dtype))
 
@@ -92,6 +96,10 @@ class LogitJacobian:
         Raises:
             ScalarError: If the targets do not fit.
         """
+        if not isinstance(targets, Tensor):
+            raise ScalarError(f"targets are a {type(targets).__name__}; expected a tensor of classes or probabilities.")
+        if not 0 <= label_smoothing <= 1:
+            raise ScalarError(f"label_smoothing={label_smoothing!r}; allowed are numbers from 0 to 1.")
         p = F.softmax(self.logits, -1)
         classes = p.shape[-1]
         if targets.is_floating_point():
@@ -134,10 +142,7 @@ class LogitJacobian:
         return self.combined(weights if index is None else weights.select(-2, self._check(index)))
 
     def _check(self, index: int) -> int:
-        classes = self.logits.shape[-1]
-        if not -classes <= index < classes:
-            raise ScalarError(f"There is no class {index}: the logits have {classes} classes.")
-        return index % classes
+        return number(index, self.logits.shape[-1], "class")
 
 
 @dataclass(frozen=True)
@@ -156,10 +161,7 @@ class _Rows:
                 f"tokens={list(self.tokens)}, but the logits {tuple(logits.shape)} have no axis of tokens."
             )
         length = logits.shape[-2]
-        wrong = [token for token in self.tokens if not -length <= token < length]
-        if wrong:
-            raise ScalarError(f"tokens={list(self.tokens)}: there is no token {wrong[0]} among {length}.")
-        return logits[..., list(self.tokens), :]
+        return logits[..., [number(token, length, "token") for token in self.tokens], :]
 
 
 def logit_jacobian(
@@ -200,8 +202,13 @@ def logit_jacobian(
         {'inputs': (5, 2, 3), '1': (5, 2, 4)}
     """
     batch = as_batch(batch)
-    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-        raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
+    check_chunk_size(chunk_size)
+    if any(isinstance(item, Params) for item in as_wrt(wrt)):
+        raise GradregError(
+            f"wrt={wrt!r}; gradients of parameters are what gradients(model, batch, all_logits(), wrt) gives."
+        )
+    if tokens is not None and not isinstance(tokens, (list, tuple, range)):
+        raise GradregError(f"tokens={tokens!r}; allowed are None for all and a list of positions.")
     of = _Rows(output, None if tokens is None else tuple(tokens))
     parts = [
         values_and_gradients(model, chunk, of, wrt, differentiable=differentiable)
@@ -214,4 +221,5 @@ def logit_jacobian(
         key: torch.cat([found[key] for _, found in parts]) if len(parts) > 1 else value
         for key, value in parts[0][1].items()
     }
+    warn_of_non_finite(by_key, logits)
     return LogitJacobian(logits, by_key)

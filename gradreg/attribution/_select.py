@@ -26,7 +26,7 @@ def select(a: Some, axis: str, which: int | Sequence[int]) -> Some:
         raise GradregError(f"There is no axis {axis!r}. Closest: {closest(axis, axes)}.")
     place = axes.index(axis)
     first = next(iter(a.by_key.values()))
-    alone = isinstance(which, int)
+    alone = not isinstance(which, (Sequence, Tensor)) or isinstance(which, str)
     asked: list[Any] = [which] if alone else list(which)  # type: ignore[arg-type]  # isinstance told
     numbers = [number(one, first.shape[place], axis) for one in asked]
     if not numbers:

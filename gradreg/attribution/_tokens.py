@@ -25,6 +25,7 @@ class Token:
 
 def special_ids(tokenizer: Any) -> set[int]:
     """Return the ids that stand for no text. An unknown word stands for one, unless its id is used otherwise too."""
+    _check_tokenizer(tokenizer)
     specials = {int(one) for one in tokenizer.all_special_ids}
     unknown = getattr(tokenizer, "unk_token_id", None)
     others = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
@@ -48,6 +49,7 @@ def read_tokens(tokenizer: Any, ids: Sequence[int]) -> list[Token]:
     Raises:
         GradregError: If an id is not in the vocabulary.
     """
+    _check_tokenizer(tokenizer)
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     for place, token in enumerate(tokens):
         if token is None:
@@ -64,6 +66,16 @@ def read_tokens(tokenizer: Any, ids: Sequence[int]) -> list[Token]:
         label, data = (token, b"") if skip else next(texts)
         read.append(Token(label, data, skip))
     return read
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    needed = ("all_special_ids", "convert_ids_to_tokens", "convert_tokens_to_string")
+    missing = [name for name in needed if not hasattr(tokenizer, name)]
+    if missing:
+        raise GradregError(
+            f"tokenizer={tokenizer!r} is a {type(tokenizer).__name__} without {', '.join(missing)}; give a tokenizer of "
+            "transformers, AutoTokenizer.from_pretrained(...)."
+        )
 
 
 def _reader(tokenizer: Any) -> Callable[[list[str]], list[tuple[str, bytes]]]:

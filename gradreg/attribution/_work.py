@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from gradreg.attribution._path import Path, Units
+from gradreg.batch import check_chunk_size
 from gradreg.errors import GradregError
 
 __all__ = ["Work", "planned"]
@@ -94,8 +95,7 @@ def planned(
         raise GradregError(f"route={route!r}; allowed are 'auto', 'forward', 'reverse'.")
     if route == "forward" and differentiable:
         raise GradregError("differentiable=True needs reverse mode: route='reverse' or 'auto'.")
-    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-        raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
+    check_chunk_size(chunk_size)
     rows, counts = path.examples * path.points, {key: units.tangents(key) for key in path.starts}
     tangents, longest = sum(counts.values()), max(counts.values())
     size = sum(starts[0, 0].numel() * starts.element_size() for starts in path.starts.values())

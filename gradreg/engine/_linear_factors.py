@@ -11,6 +11,7 @@ from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._observe import Capture, grad_mode, observe
 from gradreg.engine._points import Points, resolve_params
 from gradreg.engine._pull import pull
+from gradreg.engine._recorder import version_of
 from gradreg.engine._request import resolve
 from gradreg.engine._session import current_session
 from gradreg.errors import InPlaceError
@@ -105,7 +106,7 @@ def _factors(
 ) -> LinearFactors:
     recorded = capture.activations[name]
     assert recorded.source is not None
-    if recorded.source._version != recorded.version:
+    if version_of(recorded.source) != recorded.version:
         raise InPlaceError(
             f"What the layer {name!r} was given was changed in place later in the forward, so its gradient cannot be read from "
             "it. Use out-of-place operations behind that layer's input (inplace=False)."

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradreg.batch import check_chunk_size
 from gradreg.engine._gradients import factors_of
 from gradreg.engine._request import resolve
 from gradreg.engine.factors import Factors
@@ -104,8 +105,7 @@ def products(
         >>> gr.products(net, train, test, gr.loss(F.cross_entropy), gr.Params("*")).shape
         torch.Size([5, 2])
     """
-    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-        raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
+    check_chunk_size(chunk_size)
     others = collect_factors(model, b, of if of_b is None else of_b, wrt)
     batch = resolve(model, a, of, wrt).batch
     parts = [collect_factors(model, part, of, wrt).dot(others) for part in batch.chunks(chunk_size or len(batch))]

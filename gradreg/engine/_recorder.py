@@ -32,6 +32,11 @@ class Recorded:
     version: int = 0
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; what inference_mode made keeps no count, and is not written to outside of it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def attached(tensor: Tensor, *, keep_graph: bool) -> Tensor:
     """Return a tensor to differentiate with respect to: an alias in the caller's graph, or a leaf of our own."""
     if tensor.is_inference():
@@ -100,7 +105,7 @@ class Recorder:
             leaves[position] = self._point(name, index, leaves[position])
             if len(args) == 1 and isinstance(args[0], Tensor) and not self.transformed:
                 recorded = self.found[name, index]
-                recorded.source, recorded.version = args[0], args[0]._version
+                recorded.source, recorded.version = args[0], version_of(args[0])
             return pytree.tree_unflatten(leaves, structure)
 
         return hook

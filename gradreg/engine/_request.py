@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradreg.batch import Batch, as_batch
+from gradreg.batch import Batch, as_batch, check_chunk_size
 from gradreg.engine._points import Points, resolve_params, resolve_points
 from gradreg.engine._tokens import prepared
 from gradreg.errors import BatchError, GradregError, ScalarError, UnknownNameError, closest
@@ -101,8 +101,7 @@ def resolve(
     for name, value, allowed in (("per", per, PER), ("route", route, ROUTES), ("randomness", randomness, RANDOMNESS)):
         if value not in allowed:
             raise GradregError(f"{name}={value!r}; allowed are {', '.join(map(repr, allowed))}.")
-    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-        raise GradregError(f"chunk_size={chunk_size!r}; allowed are None and integers from 1.")
+    check_chunk_size(chunk_size)
     if not callable(of):
         raise GradregError(
             f"of={of!r} is not callable; use logit(i), loss(fn), ... or a function (outputs, batch) -> [n]."

@@ -15,6 +15,7 @@ from gradreg.model import (
     Ensemble,
     SharedBase,
     call,
+    check_readable,
     devices_of,
     differentiable_kernels,
     input_embeddings,
@@ -90,8 +91,9 @@ def prepared(inner: nn.Module, batch: Batch) -> Batch:
 
     Raises:
         BatchError: If the attention mask hides all tokens of an example: such an example has no defined output. If a cache is
-            among the inputs: every forward would write to it.
+            among the inputs: every forward would write to it. If the model cannot read it; see `check_readable`.
     """
+    check_readable(inner, batch)
     for name, value in batch.named_inputs().items():
         if hasattr(value, "get_seq_length"):
             raise BatchError(

@@ -25,6 +25,8 @@ from gradreg.model._kernels import checkpoints_activations as checkpoints_activa
 from gradreg.model._kernels import differentiable_kernels as differentiable_kernels
 from gradreg.model._masks_in_full import looks_at_masks as looks_at_masks
 from gradreg.model._masks_in_full import masks_in_full as masks_in_full
+from gradreg.model._readable import check_readable as check_readable
+from gradreg.model._readable import longest_text as longest_text
 from gradreg.model._run_heads import VMAP_FROM as VMAP_FROM
 from gradreg.model._run_heads import HeadsRun as HeadsRun
 from gradreg.model._run_heads import Tap as Tap

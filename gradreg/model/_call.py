@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradreg.batch import Batch
-from gradreg.errors import BatchError
+from gradreg.errors import BatchError, GradregError
 from gradreg.model._compatibility import unwrap
+from gradreg.model._readable import unreadable
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
@@ -27,7 +28,21 @@ def call(model: nn.Module, batch: Batch) -> Any:
 
     Returns:
         What the model returns.
+
+    Raises:
+        BatchError: If the model fails because of what the batch holds, such as ids that it does not know. All else that it raises
+            is passed on.
     """
+    try:
+        return _called(model, batch)
+    except (RuntimeError, IndexError, ValueError) as problem:
+        why = None if isinstance(problem, GradregError) else unreadable(unwrap(model), batch, problem)
+        if why is None:
+            raise
+        raise why from problem
+
+
+def _called(model: nn.Module, batch: Batch) -> Any:
     inputs = batch.inputs
     if isinstance(inputs, Tensor):
         return model(inputs)

@@ -33,6 +33,15 @@ def input_embeddings(model: nn.Module) -> dict[str, int]:
     )
 
 
+def input_tables(model: nn.Module) -> list[nn.Module]:
+    """Return the tables of a model that names them: one for its ids, or those of encoder and decoder; else nothing."""
+    roots = _roots(model)
+    if len(roots) != 1 or getattr(roots[0], "main_input_name", "input_ids") != "input_ids":
+        return []
+    tables = [_own(side) for side in _sides(roots[0])]
+    return [table for table in tables if table is not None] if all(table is not None for table in tables) else []
+
+
 def _roots(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules that name their embedding: the model, or those that it wraps, as heads and bases do."""
     if hasattr(model, "get_input_embeddings"):

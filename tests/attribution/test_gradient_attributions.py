@@ -46,10 +46,15 @@ def test_input_x_gradient_can_be_trained_on() -> None:
     assert second.item() == pytest.approx(8)
 
 
-@pytest.mark.parametrize("method", [gr.saliency, gr.smooth_grad, gr.input_x_gradient, gr.expected_gradients])
-def test_every_method_can_be_trained_on(method: Any) -> None:
+@pytest.mark.parametrize("chunk_size", [None, 1, 5])
+@pytest.mark.parametrize(
+    "method", [gr.saliency, gr.smooth_grad, gr.input_x_gradient, gr.expected_gradients, gr.integrated_gradients]
+)
+def test_every_method_can_be_trained_on(method: Any, chunk_size: int | None) -> None:
     model, x = net(), torch.randn(2, 3, dtype=torch.float64)
     more: Settings = {"std": 0.1, "n_samples": 3} if method is gr.smooth_grad else {}
+    more |= {"baseline": 0.0, "n_steps": 40} if method is gr.integrated_gradients else {}
+    more["chunk_size"] = chunk_size
     more |= (
         {"references": torch.zeros(2, 3, dtype=torch.float64), "n_samples": 3}
         if method is gr.expected_gradients

@@ -14,7 +14,7 @@ from gradreg.attribution.attention._side import AttentionSide
 from gradreg.attribution.attention._statistics import Sums, sums
 from gradreg.batch import Batch
 from gradreg.engine import PointRecord
-from gradreg.errors import BatchError, GradregError, closest
+from gradreg.errors import BatchError, GradregError, NonFiniteLossError, closest
 from gradreg.scalars import is_causal_language_model
 
 _ORDER = ("self", "encoder", "decoder", "cross")
@@ -56,6 +56,13 @@ class Collector:
         }
 
     def _one(self, key: str, weights: Tensor, gradient: Tensor, rows: slice) -> Sums:
+        for what, value in (("attention", weights), ("gradient", gradient)):
+            if bool(value.isnan().any()):
+                row = int(value.isnan().flatten(1).any(1).nonzero()[0])
+                raise NonFiniteLossError(
+                    f"The {what} of {key!r} is NaN in example {rows.start + row}. Look at the weights, and at what this example "
+                    "makes of them."
+                )
         side = self.side[key]
         counted = self._real(key, side.queries, weights.shape[2], weights.device)
         keys = self._real(key, side.keys, weights.shape[3], weights.device)

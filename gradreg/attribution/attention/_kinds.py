@@ -48,6 +48,11 @@ def kinds_of(
                 f"({_where(segment.name)}). Give masks instead: kinds={{{segment.name!r}: {{name: mask}}}}."
             )
         masks = kinds(segment.ids)
+    elif not isinstance(kinds, Mapping):
+        raise GradregError(
+            f"kinds={kinds!r}; allowed are a mapping from name to mask, or from 'source' and 'target' to such mappings, a "
+            "function of the token ids that returns one, and None."
+        )
     elif all(isinstance(value, Mapping) for value in kinds.values()):
         masks = kinds.get(segment.name, {})
     elif several:

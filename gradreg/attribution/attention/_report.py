@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradreg._files import write_durably
-from gradreg.attribution._check import plain
+from gradreg.attribution._check import number, plain
 from gradreg.attribution.attention._page import page
 from gradreg.attribution.attention._plot import plot
 from gradreg.attribution.attention._side import AttentionSide
@@ -90,8 +90,9 @@ class AttentionReport:
             GradregError: If there is no such target.
         """
         sizes = self.targets
-        if len(index) != len(sizes) or any(not -size <= one < size for one, size in zip(index, sizes, strict=True)):
+        if len(index) != len(sizes):
             raise GradregError(f"target{index} does not exist; the axes of targets have the sizes {sizes}.")
+        index = tuple(number(one, size, "target") for one, size in zip(index, sizes, strict=True))
         sides = {}
         for name, side in self.sides.items():
             places = (slice(None),) * 3 + index

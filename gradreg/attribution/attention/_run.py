@@ -17,7 +17,7 @@ from gradreg.attribution.attention._segments import segments_of
 from gradreg.batch import Batch, as_batch
 from gradreg.engine import point_records
 from gradreg.errors import GradregError
-from gradreg.model import unwrap
+from gradreg.model import check_compatible, check_readable, unwrap
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import AttentionMaps
 
@@ -99,9 +99,11 @@ def attention_report(
         >>> bool((report.get("attention", "first") + report.get("attention", "rest") - 1).abs().max() < 1e-5)
         True
     """
+    check_compatible(model, differentiable=differentiable)
     batch = as_batch(batch)
     inner = unwrap(model)
-    counted = (queries,) if isinstance(queries, str) else None if queries is None else tuple(queries)
+    check_readable(inner, batch)
+    counted = (queries,) if isinstance(queries, str) else None if queries is None else _names(queries)
     work = Collector(inner, batch, kinds, tokenizer, counted, segments_of(batch, valid))
     work.check()
     parts = point_records(
@@ -128,6 +130,15 @@ def attention_report(
         per=per,
         provenance=_provenance(inner, batch, layers, counted),
     )
+
+
+def _names(queries: Any) -> tuple[str, ...]:
+    names = tuple(queries) if isinstance(queries, Iterable) else (queries,)
+    if not all(isinstance(name, str) for name in names):
+        raise GradregError(
+            f"queries={queries!r}; allowed are the name of a kind, several of them, and None for all queries."
+        )
+    return names
 
 
 def _provenance(inner: nn.Module, batch: Batch, layers: Any, queries: Any) -> dict[str, Any]:

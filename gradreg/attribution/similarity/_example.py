@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradreg.attribution.similarity._scalar import default_scalar, per_token, shifted
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import BatchError, NonFiniteLossError, ScalarError
-from gradreg.model import call
+from gradreg.model import call, check_readable
 from gradreg.scalars import ScalarFunction, bind, check_scalar, is_causal_language_model, read_outputs
 from gradreg.scalars._loss import Loss
 
@@ -63,6 +63,7 @@ def read_batch(given: Any, model: nn.Module, name: str) -> Batch:
         BatchError: If it cannot be read, or holds token ids that the model does not know.
     """
     batch = as_batch(given)
+    check_readable(model, batch, name)
     named = batch.named_inputs()
     ids = named.get("input_ids", batch.inputs if isinstance(batch.inputs, Tensor) else None)
     if batch.targets is None and is_causal_language_model(model) and isinstance(ids, Tensor):
@@ -75,25 +76,11 @@ def read_batch(given: Any, model: nn.Module, name: str) -> Batch:
     decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if batch.targets is None and decodes and "decoder_input_ids" not in named:
         raise BatchError(f"{name} has no 'labels', which {type(model).__name__} reads its answer from, [1, tokens].")
-    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
-    known = getattr(embeddings, "num_embeddings", None)
-    if isinstance(known, int):
-        for key in ("input_ids", "decoder_input_ids"):
-            _check_vocabulary(named.get(key), known, f"{name}[{key!r}]", model)
     return batch
 
 
 def _takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
-
-
-def _check_vocabulary(ids: Any, known: int, where: str, model: nn.Module) -> None:
-    if isinstance(ids, Tensor) and not ids.is_floating_point() and bool(((ids < 0) | (ids >= known)).any()):
-        wrong = int(ids[(ids < 0) | (ids >= known)][0])
-        raise BatchError(
-            f"{where} holds the token {wrong}, but {type(model).__name__} knows {known} tokens (0 to {known - 1}). The tokenizer "
-            "does not belong to the model, or tokens were added without model.resize_token_embeddings(len(tokenizer))."
-        )
 
 
 @torch.no_grad()
@@ -109,12 +96,7 @@ def read_examples(model: nn.Module, batch: Batch, of: ScalarFunction | None, nam
     Raises:
         GradregError: If the batch does not fit the model, an example has no target that counts, or a loss is not finite.
     """
-    try:
-        outputs = call(model, batch.map(Tensor.clone))
-    except IndexError as problem:
-        raise BatchError(
-            f"{type(model).__name__} cannot read {name}: {problem}. A token or position lies outside of its tables."
-        ) from problem
+    outputs = call(model, batch.map(Tensor.clone))
     if of is None:
         of = default_scalar(model, outputs, batch)
     elif isinstance(batch.targets, Tensor) and batch.targets.dim() > 1:
