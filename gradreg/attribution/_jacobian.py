@@ -42,8 +42,15 @@ class LogitJacobian:
     logits: Tensor
     by_key: Mapping[str, Tensor]
 
-    def logit(self, index: int) -> dict[str, Tensor]:
-        """Return the gradient of one logit, `[n, ..., *shape]`."""
+    def __repr__(self) -> str:
+        """Return the shapes; the numbers would fill screens."""
+        shapes = ", ".join(f"{key!r} {list(value.shape)}" for key, value in self.by_key.items())
+        return f"LogitJacobian of logits {list(self.logits.shape)}: {shapes}"
+
+    def logit(self, index: int | None = None) -> dict[str, Tensor]:
+        """Return the gradient of one logit, `[n, ..., *shape]`, or `[n, ..., C, *shape]` of all."""
+        if index is None:
+            return dict(self.by_key)
         self._check(index)
         return {key: value.select(self.logits.dim() - 1, index) for key, value in self.by_key.items()}
 
@@ -135,8 +142,8 @@ class LogitJacobian:
 
     def _check(self, index: int) -> int:
         classes = self.logits.shape[-1]
-        if not -classes <= index < classes:
-            raise ScalarError(f"There is no class {index}: the logits have {classes} classes.")
+        if not hasattr(index, "__index__") or not -classes <= index < classes:
+            raise ScalarError(f"There is no class {index!r}: the logits have {classes} classes, 0 to {classes - 1}.")
         return index % classes
 
 

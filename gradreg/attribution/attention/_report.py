@@ -133,7 +133,7 @@ class AttentionReport:
         Args:
             path: Write a PNG there.
             quantities: What to draw, a panel for each.
-            title: Above all; None for what was differentiated.
+            title: Above all; None for the model, and f, which was differentiated.
 
         Returns:
             The matplotlib figure.
@@ -141,8 +141,12 @@ class AttentionReport:
         Raises:
             UnknownNameError: If there is no such quantity.
         """
-        heading = f"{self.model}, {self.examples} examples: {self.of}" if title is None else title
+        heading = f"{self.model}, {self.examples} examples{self._counted()}; f: {self.of}" if title is None else title
         return plot(self.sides, None if path is None else Path(path), quantities, heading)
+
+    def _counted(self) -> str:
+        kinds = self.provenance.get("queries")
+        return f", queries {', '.join([kinds] if isinstance(kinds, str) else kinds)} only" if kinds else ""
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -156,7 +160,7 @@ class AttentionReport:
 
     def __str__(self) -> str:
         per = "" if self.per == "example" else ", summed over the batch"
-        head = f"Attention of {self.model}, {self.examples} examples; gradients of {self.of}{per}"
+        head = f"Attention of {self.model}, {self.examples} examples{self._counted()}; gradients of {self.of}{per}"
         return "\n".join([head, *(line for side in self.sides.values() for line in side_as_lines(side))])
 
     __repr__ = __str__
