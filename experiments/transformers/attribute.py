@@ -48,6 +48,9 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
         )
     if config["keep_first"] not in ("auto", True, False):
         problems.append(f"keep_first: {config['keep_first']!r} is not allowed; allowed are auto, true and false.")
+    for key in ("words", "progress"):
+        if not isinstance(config[key], bool):
+            problems.append(f"{key}: {config[key]!r} is not allowed; allowed are true and false.")
     for key in ("tolerance", "std"):
         if isinstance(config[key], bool) or not isinstance(config[key], (int, float)) or not config[key] > 0:
             problems.append(f"{key}: {config[key]!r} is not allowed; allowed are numbers above 0.")

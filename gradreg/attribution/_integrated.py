@@ -61,7 +61,8 @@ def integrated_gradients(
         n_steps: Number of points; `"auto"`: 15, 31, ..., 1023 until `tolerance` is met.
         tolerance: What `"auto"` asks of `error`, and what is warned of in `delta`, relative to the sum of the absolute scores
             of a target.
-        per: `"token"`, a score per position along the second axis of the value, or `"feature"`.
+        per: `"token"`, a score per position along the second axis of the value (of texts the tokens, of pictures the channels),
+            or `"feature"`, a score for every number, as for pixels.
         rule: `"gauss_legendre"`, exact for polynomials of degree 2 n_steps - 1; `"log"` for a baseline at a vector of zeros
             that is normalized (see `gradreg.attribution.LogSpaced`).
         differentiable: Keep the graph to all parameters, and to inputs that require grad. Takes reverse mode.

@@ -150,8 +150,9 @@ def test_masked_models_and_classifiers():
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("model=nowhere",), "model: 'nowhere' is no folder; allowed are 't5', 'minilm', 'smollm2'"),
-        (("a=3",), "a: 3 is not allowed; give a text"),
+        (("model=nowhere",), "model: 'nowhere' is no folder; allowed are 't5', 'smollm2', and the path"),
+        (("a=3",), "a: 3 is not allowed; give a text, .*; a number that is meant as text has quotes: 'a=\"3\"'"),
+        (("end=yess",), "end: 'yess' is not allowed; allowed are true and false"),
         (("input_b=[1]",), r"input_b: \[1\] is not allowed"),
         (("head=cls",), "head: 'cls' is not allowed; allowed are 'auto'"),
         (("dtype=half",), "dtype: 'half' is not allowed"),

@@ -21,12 +21,12 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#999999", "#CC79A7", "#E69F00", "#5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LABELS = {
     "attention": "average attention",
-    "gradient": "|∂ of / ∂ attention|",
-    "signed_gradient": "∂ of / ∂ attention",
-    "centered_gradient": "|∂ of / ∂ attention|, row centered",
-    "score_gradient": "|∂ of / ∂ score|",
-    "weighted_gradient": "Σ attention * ∂ of / ∂ attention",
-    "joint_score_gradient": "∂ of / ∂ scores of a kind",
+    "gradient": "|∂ f / ∂ attention|",
+    "signed_gradient": "∂ f / ∂ attention",
+    "centered_gradient": "|∂ f / ∂ attention|, row centered",
+    "score_gradient": "|∂ f / ∂ score|",
+    "weighted_gradient": "Σ attention * ∂ f / ∂ attention",
+    "joint_score_gradient": "∂ f / ∂ scores of a kind",
 }
 _COLUMNS = 3
 SIGNED = {"signed_gradient", "weighted_gradient", "joint_score_gradient"}

@@ -136,7 +136,7 @@ class AttentionReport:
         Args:
             path: Write a PNG there.
             quantities: What to draw, a panel for each.
-            title: Above all; None for what was differentiated.
+            title: Above all; None for the model, and f, which was differentiated.
 
         Returns:
             The matplotlib figure.
@@ -144,7 +144,7 @@ class AttentionReport:
         Raises:
             UnknownNameError: If there is no such quantity.
         """
-        heading = f"{self.model}, {self.examples} examples: {self.of}" if title is None else title
+        heading = f"{self.model}, {self.examples} examples{self._counted()}; f: {self.of}" if title is None else title
         return plot(self.sides, None if path is None else Path(path), quantities, heading)
 
     def to_html(self, path: str | Path | None = None, *, title: str | None = None) -> str:
@@ -177,6 +177,10 @@ class AttentionReport:
             write_durably(Path(path), lambda file: file.write_text(text, encoding="utf-8"))
         return text
 
+    def _counted(self) -> str:
+        kinds = self.provenance.get("queries")
+        return f", queries {', '.join([kinds] if isinstance(kinds, str) else kinds)} only" if kinds else ""
+
     def _about(self) -> dict[str, Any]:
         return {
             "model": self.model,
@@ -189,7 +193,7 @@ class AttentionReport:
 
     def __str__(self) -> str:
         per = "" if self.per == "example" else ", summed over the batch"
-        head = f"Attention of {self.model}, {self.examples} examples; gradients of {self.of}{per}"
+        head = f"Attention of {self.model}, {self.examples} examples{self._counted()}; gradients of {self.of}{per}"
         return "\n".join([head, *(line for side in self.sides.values() for line in side_as_lines(side))])
 
     __repr__ = __str__
