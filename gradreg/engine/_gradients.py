@@ -44,8 +44,8 @@ def gradients(
         model: Any module. With heads (`SharedBase`, `Ensemble`), `of` is given one head's outputs.
         batch: A `Batch`, a tensor, a pair `(inputs, targets)` or a mapping with `labels`.
         of: What is differentiated: `(outputs, batch) -> [n]` or `[n, *targets]`.
-        wrt: With respect to what: `Inputs()`, `Features()`, `Outputs()`, `Activations(glob)`, `Embeddings()`, `AttentionMaps(layers)`,
-            `Params(glob)`, or a tuple.
+        wrt: With respect to what: `Inputs()`, `Features()`, `Outputs()`, `Activations(glob)`, `Embeddings()`,
+            `AttentionMaps(layers)`, `Params(glob)`, or a tuple.
         per: `"example"`, or the sum over examples of every `"group"` (sorted by value) or of the `"batch"`.
         mean: Average over the examples of a group or batch instead of summing.
         at: Values of `wrt` to evaluate at, by result key.

@@ -444,7 +444,8 @@ def test_train_mode_with_dropout_is_warned_of() -> None:
     model = bert().train()
     with pytest.warns(gr.errors.AttributionWarning) as warned:
         gr.integrated_gradients(model, tokens([4]), n_steps=1, **WORDS)
-    texts = [str(one.message) for one in warned]
+    # torch loads its forward mode at the first use in a process, with warnings of its own
+    texts = [str(one.message) for one in warned if issubclass(one.category, gr.errors.GradregWarning)]
     assert len(texts) == 2
     assert all("model.eval()" in text for text in texts)  # no guess at the baseline
 
