@@ -412,6 +412,8 @@ def test_what_does_not_occur_is_named_and_has_no_number():
         report.get("centred", "first")
     with pytest.raises(gr.errors.UnknownNameError, match="'self'"):
         report.get("gradient", "first", side="cross")
+    with pytest.raises(gr.errors.UnknownNameError, match=r"there are 'all'. Give attention_report tokenizer="):
+        gr.attention_report(model, batch, TOKENS).get("gradient", "[SEP]")
 
 
 def test_a_kind_that_one_layer_does_not_see():
