@@ -42,7 +42,9 @@ def plot(report: Findings, path: Path | None, title: str | None) -> Any:
         as_written(axes)
     _bars(panels[-1], {name: found.cosine for name, found in changes.items()})
     if title is not None:
-        figure.suptitle("".join(map(printable, title.splitlines())), fontsize=10, parse_math=False)
+        figure.suptitle(
+            "\n".join(_short(printable(line), 100) for line in title.splitlines()), fontsize=10, parse_math=False
+        )
     if path is not None:
         write_durably(path, lambda file: figure.savefig(file, dpi=150, format="png"))
     return figure
@@ -56,9 +58,13 @@ def _matrix(report: Findings) -> tuple[list[str], list[str], Any]:
 
 def _names(tokens: tuple[TokenRow, ...], places: list[int]) -> list[str]:
     names = [printable(tokens[place].text) for place in places]
-    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names]
+    names = [_short(name, _LONGEST) for name in names]
     left = len(tokens) - len(places)
     return [*names, f"{left} others"] if left else names
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _numbers(axes: Any, grid: Any, largest: float) -> None:
