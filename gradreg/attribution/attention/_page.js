@@ -7,7 +7,7 @@ const MARKS = [
 ];
 const kinds = [...new Set(data.sides.flatMap((side) => side.kinds))];
 const sides = data.sides.map((side) => ({ ...side, pairs: doubles(side.pairs), queries: doubles(side.queries) }));
-const chosen = { side: 0, quantity: Object.keys(data.labels)[0], targets: data.targets.map(() => null) };
+const chosen = { side: 0, quantity: Object.keys(data.sides[0].table)[0], targets: data.targets.map(() => null) };
 const unpacked = new Map();
 
 function drawn(tag, properties, ...children) {
@@ -201,7 +201,6 @@ if (sides.length > 1) {
   controls.append(chooser("side", "Maps", sides.map((side) => side.name), (place) => change("side", place)));
 }
 const quantities = Object.keys(sides[0].table);
-chosen.quantity = quantities[0];
 const texts = quantities.map((name) => `${name.replaceAll("_", " ")}: ${data.labels[name]}`);
 controls.append(chooser("quantity", "Quantity", texts, (place) => change("quantity", quantities[place])));
 data.targets.forEach((size, axis) => {
