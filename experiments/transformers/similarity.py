@@ -22,7 +22,7 @@ from gradreg.experiments.transformers.small_t5 import train_t5
 __all__ = ["main"]
 
 SMALL_T5 = "t5"
-_FILES = ("report.txt", "report.json", "report.safetensors", "config.yaml")
+_FILES = ("report.txt", "report.json", "report.safetensors", "similarity.html", "similarity.png", "config.yaml")
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
@@ -107,13 +107,16 @@ def _work(config: dict[str, Any]) -> None:
         calibration=others or None,
         memory=config["memory"],
     )
-    heading = [f"a: {config['input']!r} -> {config['a']!r}", f"b: {second!r} -> {config['b']!r}"]
+    pairs = [f"{config['input']!r} -> {config['a']!r}", f"{second!r} -> {config['b']!r}"]
+    heading = [f"{side}: {pair}" for side, pair in zip("ab", pairs, strict=True)]
     text = "\n".join([*heading, "", str(report)])
     print(text)
     out = Path(config["out"])
     write_text(out / "report.txt", text + "\n")
     write_json(out / "report.json", {"input_a": config["input"], "input_b": second, **report.to_dict()})
     report.save(out / "report.safetensors")
+    report.to_html(out / "similarity.html", examples=pairs)
+    report.plot(out / "similarity.png", title="\n".join(heading))
     write_text(out / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     print(f"\nWritten to {out}: {', '.join(_FILES)}")
 

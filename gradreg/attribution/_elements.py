@@ -176,12 +176,14 @@ h3 { color: var(--soft); font-size: 1rem; font-weight: 400; margin: .5rem 0 .25r
 .number, dd { font-variant-numeric: tabular-nums; }
 td.for { background: color-mix(in srgb, var(--for-fill) var(--strength), transparent); }
 td.against { background: color-mix(in srgb, var(--against-fill) var(--strength), transparent); }
-.numbers th, .numbers td { min-width: 6rem; padding: .1rem .5rem; vertical-align: top; }
+.numbers th, .numbers td { max-width: 24rem; min-width: 6rem; overflow-wrap: break-word; padding: .1rem .5rem;
+  vertical-align: top; }
 .numbers .number { min-width: 3.5rem; text-align: right; }
-.numbers td.number { overflow-wrap: normal; white-space: nowrap; }
-.numbers th { color: var(--soft); font-weight: 400; max-width: 12rem; overflow-wrap: anywhere; }
+.numbers td.number { white-space: nowrap; }
+.numbers th { color: var(--soft); font-weight: 400; max-width: 12rem; }
 .numbers th:first-child { background: var(--paper); left: 0; min-width: 5rem; padding-left: 0; position: sticky; }
 .numbers th[scope=row] { color: var(--ink); }
+@media (max-width: 30rem) { .numbers th { max-width: 7rem; } .numbers td { max-width: 14rem; } }
 summary { cursor: pointer; padding: .25rem 0; }
 footer { border-top: 1px solid var(--line); margin-top: 1rem; padding-top: .5rem; }
 """

@@ -22,6 +22,7 @@ from tests.experiments.in_process import call
 from tests.optional import missing
 
 pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
 
 
 def settings(*overrides):
@@ -65,6 +66,10 @@ def test_the_t5_that_is_trained_here(tmp_path, monkeypatch):
     assert [token["end"] for token in plain["tokens_b"]] == [False, False, True]
     assert str(gr.SimilarityReport.load(folder / "report.safetensors")) in printed
     assert OmegaConf.load(folder / "config.yaml").steps == 2
+    page = (folder / "similarity.html").read_text()
+    assert "<h3>b: &#x27;I like to eat&#x27; -&gt; &#x27; pizza.&#x27;</h3>" in page
+    assert f"<dt>Cosine</dt><dd>{plain['cosine']:.4g}</dd>".replace("-", "\u2212") in page
+    assert (folder / "similarity.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_seed_trains_the_same_and_sentences_are_known():

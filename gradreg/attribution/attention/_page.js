@@ -7,7 +7,7 @@ const MARKS = [
 ];
 const kinds = [...new Set(data.sides.flatMap((side) => side.kinds))];
 const sides = data.sides.map((side) => ({ ...side, pairs: doubles(side.pairs), queries: doubles(side.queries) }));
-const chosen = { side: 0, quantity: Object.keys(data.labels)[0], targets: data.targets.map(() => null) };
+const chosen = { side: 0, quantity: Object.keys(data.sides[0].table)[0], targets: data.targets.map(() => null) };
 const unpacked = new Map();
 
 function drawn(tag, properties, ...children) {
@@ -104,8 +104,9 @@ function scale(all) {
     for (let power = low; power <= high; power += step) ticks.push(10 ** power);
     return { ticks, at: (value) => Math.max(0, (Math.log10(value) - low) / (high - low || 1)), note: ", logarithmic" };
   }
-  const top = chosen.quantity === "attention" ? 1 : Math.max(0, ...all) || (signed() ? 0 : 1);
-  const bottom = signed() ? Math.min(0, ...all) : 0;
+  const highest = all.reduce((found, one) => Math.max(found, one), 0);
+  const top = chosen.quantity === "attention" ? 1 : highest || (signed() ? 0 : 1);
+  const bottom = signed() ? all.reduce((found, one) => Math.min(found, one), 0) : 0;
   const rough = (top - bottom || 1) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((one) => one * power >= rough * 0.999);
@@ -114,11 +115,18 @@ function scale(all) {
   return { ticks, at: (value) => (value - bottom) / (top - bottom || 1), note: "" };
 }
 
+function tickText(value) {
+  const size = Math.abs(value);
+  const short = Number(value.toPrecision(3));
+  const text = size && (size < 1e-3 || size >= 1e4) ? short.toExponential() : String(short);
+  return text.replace("e+", "e").replaceAll("-", "\u2212");
+}
+
 /** The chart: a mark for every head, a line through their mean, a color and a shape for every kind. */
 function chart(side, all) {
   const finite = all.flat(2).filter((one) => one !== null && Number.isFinite(one));
   const { ticks, at, note } = scale(finite);
-  const [left, top, high, wide] = [64, 12, 240, Math.max(28, Math.min(72, 14 * side.kinds.length + 8))];
+  const [left, top, high, wide] = [64, 12, 240, Math.max(28, Math.min(72, 14 * side.kinds.length + 8), 300 / side.layers.length)];
   const width = left + wide * side.layers.length + 8;
   const y = (value) => top + high * (1 - at(value));
   const svg = drawn("svg", { class: "chart", width, height: high + 56, viewBox: `0 0 ${width} ${high + 56}`, role: "img" });
@@ -126,8 +134,7 @@ function chart(side, all) {
   svg.setAttribute("aria-label", `${label} over layers; the tables have its numbers`);
   for (const tick of ticks) {
     svg.append(drawn("line", { class: "grid", x1: left, x2: width - 8, y1: y(tick), y2: y(tick) }));
-    const text = tick ? number(tick).replace("+", "") : "0";
-    svg.append(drawn("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, text));
+    svg.append(drawn("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, tickText(tick)));
   }
   side.layers.forEach((layer, row) => {
     svg.append(drawn("text", { x: left + wide * (row + 0.5), y: high + top + 18, "text-anchor": "middle" }, String(layer)));
@@ -170,7 +177,8 @@ function show() {
   const largest = all.flat(2).reduce((most, one) => (Number.isFinite(one) ? Math.max(most, Math.abs(one)) : most), 0);
   const power = chosen.quantity === "attention" || !largest ? 0 : Math.floor(Math.log10(largest));
   const unit = power ? `, in units of 1e${power}`.replace("-", "\u2212") : "";
-  const targets = data.targets.map((_, axis) => (chosen.targets[axis] === null ? "all" : chosen.targets[axis]));
+  const split = doubles(side.table[chosen.quantity]).length > side.pairs.length; // attention itself has no targets
+  const targets = !split ? [] : data.targets.map((_, axis) => (chosen.targets[axis] === null ? "all" : chosen.targets[axis]));
   const which = targets.length ? `, target ${targets.join(", ")}${targets.includes("all") ? " (mean)" : ""}` : "";
   const sort = side.name.startsWith("self") ? "self-attention" : `${side.name} attention`;
   status.textContent = `Shown: ${sort}, ${chosen.quantity.replaceAll("_", " ")}${which}${unit}`;
@@ -193,7 +201,6 @@ if (sides.length > 1) {
   controls.append(chooser("side", "Maps", sides.map((side) => side.name), (place) => change("side", place)));
 }
 const quantities = Object.keys(sides[0].table);
-chosen.quantity = quantities[0];
 const texts = quantities.map((name) => `${name.replaceAll("_", " ")}: ${data.labels[name]}`);
 controls.append(chooser("quantity", "Quantity", texts, (place) => change("quantity", quantities[place])));
 data.targets.forEach((size, axis) => {

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradreg.attribution._elements import STYLE, facts, provenance, script
 from gradreg.attribution.attention._plot import LABELS, SIGNED
 from gradreg.attribution.attention._side import AttentionSide
+from gradreg.attribution.attention._statistics import QUANTITIES
 from gradreg.attribution.web import document, escaped
 from gradreg.errors import GradregError
 
@@ -35,11 +36,11 @@ def page(sides: Mapping[str, AttentionSide], about: Mapping[str, Any], title: st
     heading = "Attention and its gradients" if title is None else title
     summed = "" if about["per"] == "example" else ", summed over the batch"
     known = [("Model", about["model"]), ("Examples", about["examples"]), ("Gradients of", f"{about['of']}{summed}")]
-    names = {name for side in sides.values() for name in side.table}
+    names = {name for side in sides.values() for name in QUANTITIES if name in side.table}
     data = {
         "sides": [_record(side) for side in sides.values()],
         "targets": targets,
-        "labels": {name: LABELS.get(name, name) for name in sorted(names)},
+        "labels": {name: LABELS[name] for name in sorted(names)},
         "signed": sorted(names & SIGNED),
     }
     body = (
@@ -63,7 +64,7 @@ def _record(side: AttentionSide) -> dict[str, Any]:
         "absent": list(side.absent),
         "pairs": _base64(side.pairs),
         "queries": _base64(side.queries),
-        "table": {name: _base64(value) for name, value in side.table.items()},
+        "table": {name: _base64(side.table[name]) for name in QUANTITIES if name in side.table},
     }
 
 

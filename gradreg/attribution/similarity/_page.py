@@ -238,10 +238,11 @@ def _calibration(report: Findings) -> str:
                 ],
             )
         )
-    columns = ("change", "cosine", "higher than", "place of b by cosine with a", "median pair")
+    columns = ("change", "cosine", "higher than", "place of b", "median pair")
     return section(
         "calibration",
         "Calibration",
-        f"<p>Compared with the pairs that {calibration.count} other examples make.</p>\n",
+        f"<p>Compared with the pairs that {calibration.count} other examples make; b is placed among "
+        "them by its cosine with a.</p>\n",
         table("Calibration", columns, rows, "numbers"),
     )

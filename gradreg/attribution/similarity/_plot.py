@@ -38,11 +38,13 @@ def plot(report: Findings, path: Path | None, title: str | None) -> Any:
         if max(grid.shape) <= _MOST_NUMBERS:
             _numbers(axes, grid, image.norm.vmax)
         axes.set_title(f"pairs of tokens; sum: cosine {report.cosine:.4f}", fontsize=10)
-        figure.colorbar(image, ax=axes, label="added to the cosine")
+        figure.colorbar(image, ax=axes, label="added to the cosine", fraction=0.05)
         as_written(axes)
-    _bars(panels[-1], {name: found.cosine for name, found in changes.items()})
+    _bars(panels[-1], {name: found.cosine for name, found in changes.items()}, len(rows) if matrix else 0)
     if title is not None:
-        figure.suptitle("".join(map(printable, title.splitlines())), fontsize=10, parse_math=False)
+        figure.suptitle(
+            "\n".join(_short(printable(line), 100) for line in title.splitlines()), fontsize=10, parse_math=False
+        )
     if path is not None:
         write_durably(path, lambda file: figure.savefig(file, dpi=150, format="png"))
     return figure
@@ -56,9 +58,13 @@ def _matrix(report: Findings) -> tuple[list[str], list[str], Any]:
 
 def _names(tokens: tuple[TokenRow, ...], places: list[int]) -> list[str]:
     names = [printable(tokens[place].text) for place in places]
-    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names]
+    names = [_short(name, _LONGEST) for name in names]
     left = len(tokens) - len(places)
     return [*names, f"{left} others"] if left else names
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _numbers(axes: Any, grid: Any, largest: float) -> None:
@@ -70,7 +76,7 @@ def _numbers(axes: Any, grid: Any, largest: float) -> None:
         )
 
 
-def _bars(axes: Any, cosines: dict[str, float | None]) -> None:
+def _bars(axes: Any, cosines: dict[str, float | None], rows: int) -> None:
     values = np.array([np.nan if one is None else one for one in cosines.values()])
     places = np.arange(len(values))
     shown = np.nan_to_num(values)
@@ -85,7 +91,7 @@ def _bars(axes: Any, cosines: dict[str, float | None]) -> None:
     axes.axvline(0, color="#333333", linewidth=0.8)
     # room for the numbers beside the bars
     lowest, highest = min(0.0, shown.min(initial=0)), max(0.0, shown.max(initial=0))
-    axes.set(yticks=places, ylim=(len(values) - 0.5, -0.5), xlabel="cosine")
+    axes.set(yticks=places, ylim=(max(len(values), rows) - 0.5, -0.5), xlabel="cosine")  # as thick as rows
     axes.set_xlim(lowest - (0.3 if lowest < 0 else 0), highest + 0.3)
     axes.set_yticklabels(list(cosines))
     axes.spines[["top", "right", "left"]].set_visible(False)
