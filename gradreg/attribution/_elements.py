@@ -6,6 +6,7 @@ import importlib.resources
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,9 +69,14 @@ def fixed(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form).replace("-", "\u2212")
 
 
+# Letters without a shape of their own: control letters, and marks that turn the direction of all that follows; as in _page.js
+_HIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+
+
 def visible(label: str) -> str:
-    """Return a token as it is shown: white space alone becomes a sign."""
-    return label.strip() or label.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+    """Return a token as it is shown: white space alone becomes a sign, letters that cannot be seen their code."""
+    shown = _HIDDEN.sub(lambda letter: f"⟨{ord(letter.group()):04X}⟩", label.strip())
+    return shown or label.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
 
 
 def tokens(items: Iterable[tuple[str, float, str]]) -> str:

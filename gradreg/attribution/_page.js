@@ -11,12 +11,19 @@ function halves(base64) {
   });
 }
 
-/** A token as it is shown: white space alone becomes a sign. */
+// letters without a shape of their own: control letters, and marks that turn the direction of all that follows
+const HIDDEN = /[\u0000-\u0008\u000e-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+/** A token as it is shown: white space alone becomes a sign, letters that cannot be seen their code. */
 function visible(label) {
-  const text = label.trim();
+  const code = (letter) => `\u27e8${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+  const text = label.trim().replace(HIDDEN, code);
   if (text) return text;
   if (!label) return "\u2205";
-  return label.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/\s/g, "\u2423");
+  return label
+    .replace(/\n/g, "\u23ce")
+    .replace(/\t/g, "\u21e5")
+    .replace(/\s/g, "\u2423");
 }
 
 class Example {

@@ -209,6 +209,18 @@ def test_texts_stay_texts(chromium, file):
         assert tab.requests == []
 
 
+def test_letters_that_turn_what_follows_are_shown_as_codes(chromium, tmp_path):
+    labels = ["\u202e", "a\u2067", "\x00", "\u0645\u0631\u062d\u0628\u0627", "b"]
+    scores = torch.ones(1, len(labels))
+    path = tmp_path / "a.html"
+    gr.Attribution({"x": scores}, "saliency", "token", labels={"x": [labels]}).to_html(path)
+    with chromium.tab(path) as tab:
+        found = tab.run("[...document.querySelectorAll('.tokens .token')].map(s => s.textContent)")
+        assert found == ["\u27e8202E\u27e9", "a\u27e82067\u27e9", "\u27e80000\u27e9", labels[3], "b"]
+        places = tab.run("[...document.querySelectorAll('.tokens .token')].map(s => s.getBoundingClientRect().left)")
+        assert places == sorted(places)
+
+
 def test_nothing_may_be_fetched(chromium, file):
     """The policy of the page itself refuses, whatever a script tries."""
     with chromium.tab(file) as tab:

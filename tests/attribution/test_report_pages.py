@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gradreg as gr
+from gradreg.attribution._elements import visible
 from gradreg.attribution.attention import QUANTITIES, AttentionSide
 from gradreg.attribution.similarity import Calibration, Divergence, TokenRow
 from gradreg.attribution.similarity._pairs import strongest_pairs
@@ -340,3 +341,8 @@ def test_a_phone_and_a_keyboard(chromium, request, which):
         assert all(name for role, name in named if role in roles), named
         assert tab.run("[...document.querySelectorAll('.scroll')].every(s => s.getAttribute('aria-label'))")
         assert {"main", "heading", "group"} <= {role for role, _ in named}
+
+
+def test_letters_that_turn_the_direction_are_shown_as_codes():
+    assert visible("a\u202eb\x07") == "a⟨202E⟩b⟨0007⟩"
+    assert visible(" \n") == "␣⏎"
