@@ -505,3 +505,19 @@ def test_mixed_examples_are_refused() -> None:
             per="feature",
             n_steps=3,
         )
+
+
+@pytest.mark.parametrize(("shape", "per"), [((2, 5), "token"), ((2, 5, 3), "token"), ((2, 1, 4, 4), "feature")])
+def test_units_go_by_the_shape(shape: tuple[int, ...], per: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(3)).double()
+    x = torch.randn(*shape, dtype=torch.float64)
+    net(x)
+    for a in (
+        gr.integrated_gradients(net, x, gr.all_logits(), gr.Inputs(), baseline=0.0),
+        gr.saliency(net, x, gr.all_logits(), gr.Inputs()),
+        gr.input_x_gradient(net, x, gr.all_logits(), gr.Inputs()),
+        gr.smooth_grad(net, x, gr.all_logits(), gr.Inputs(), std=0.1, n_samples=2),
+        gr.expected_gradients(net, x, gr.all_logits(), gr.Inputs(), references=x, n_samples=2),
+    ):
+        assert a.per == per
+        assert a.scores.shape == (2, 3, *(shape[1:2] if per == "token" else shape[1:]))
