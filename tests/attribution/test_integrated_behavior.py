@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -521,3 +522,20 @@ def test_units_go_by_the_shape(shape: tuple[int, ...], per: str) -> None:
     ):
         assert a.per == per
         assert a.scores.shape == (2, 3, *(shape[1:2] if per == "token" else shape[1:]))
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({0: "PER", 1: "LOC", 2: "O"}, {"class": ["PER", "LOC", "O"]}),
+        ({"0": "PER", "1": "LOC", "2": "O"}, {"class": ["PER", "LOC", "O"]}),  # as JSON has keys
+        ({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, {}),  # what transformers says when nobody named them
+        ({0: "a", 1: "b"}, {}),
+    ],
+)
+def test_classes_have_the_names_of_the_configuration(names: dict[Any, str], found: dict[str, list[str]]) -> None:
+    net = smooth_net(classes=3)
+    net.config = SimpleNamespace(id2label=names)  # type: ignore[assignment]  # any object with names
+    x = torch.randn(2, 3, dtype=torch.float64)
+    assert dict(gr.saliency(net, x, gr.all_logits(), gr.Inputs()).target_labels) == found
+    assert dict(gr.saliency(net, x, gr.top_logit(), gr.Inputs()).target_labels) == {}
