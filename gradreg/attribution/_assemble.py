@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from gradreg.attribution._accumulate import Task
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
 from gradreg.attribution._sources import Sources
+from gradreg.attribution._versions import version_of
 from gradreg.errors import AttributionWarning, warn
 from gradreg.model import unwrap
 from gradreg.scalars import all_logits
@@ -83,9 +83,9 @@ def assembled(
     tokens = per == "token"
     value = next(iter(sources.values.values()))
     made = {
-        "gradreg": _version("gradreg"),
+        "gradreg": version_of("gradreg"),
         "torch": torch.__version__,
-        "transformers": _version("transformers") if hasattr(unwrap(task.model), "config") else None,
+        "transformers": version_of("transformers") if hasattr(unwrap(task.model), "config") else None,
         "model": type(unwrap(task.model)).__name__,
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": value.device.type,
@@ -165,10 +165,3 @@ def _attention(task: Task, provenance: Mapping[str, Any]) -> str | None:
         return configured if isinstance(configured, str) else None
     twice = task.differentiable or str(provenance.get("plan", "")).startswith("forward")
     return "sdpa, math kernel" if twice else "sdpa"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -19,7 +19,7 @@ from gradreg.engine.factors import Factors, collect
 from gradreg.errors import CompatibilityError, GradregError, RouteError, SlowRouteWarning, warn
 from gradreg.model import train_mode_batch_norms
 from gradreg.scalars import ScalarFunction
-from gradreg.wrt import Params, Wrt
+from gradreg.wrt import Wrt
 
 
 def gradients(
@@ -207,8 +207,3 @@ def parameter_gradients(scalar: Tensor, model: nn.Module) -> dict[str, Tensor | 
         return dict.fromkeys(named)
     found = torch.autograd.grad(scalar, list(named.values()), retain_graph=True, allow_unused=True)
     return dict(zip(named, found, strict=True))
-
-
-def has_params(wrt: tuple[Wrt, ...]) -> bool:
-    """Whether parameters are among what is differentiated with respect to."""
-    return any(isinstance(item, Params) for item in wrt)

@@ -21,12 +21,10 @@ from gradreg.model import (
     SharedBase,
     Tap,
     allowed_attention_kernels,
+    at_rest,
     call,
     compiled_modules,
-    devices_of,
-    differentiable_kernels,
     eager_attention,
-    preserved,
     tapped,
     written_out_attention,
 )
@@ -125,14 +123,7 @@ def _run(inner: nn.Module, batch: Batch) -> Any:
 
 def _looked_at(inner: nn.Module, batch: Batch) -> Attentions:
     found = Attentions()
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        preserved(inner, devices_of(inner)),
-        differentiable_kernels(inner, twice=False),
-    ):
-        for module in inner.modules():
-            module.training = False  # dropout would differ; `preserved` puts the flags back
+    with at_rest(inner):
         plain = _run(inner, batch)
         for softmax, eager in ((False, False), (True, False), (True, True)):
             found, outputs = _tried(inner, batch, Attentions(softmax=softmax, eager=eager))

@@ -14,12 +14,10 @@ from gradreg.errors import BatchError, GradregWarning, warn
 from gradreg.model import (
     Ensemble,
     SharedBase,
+    at_rest,
     call,
     check_readable,
-    devices_of,
-    differentiable_kernels,
     input_embeddings,
-    preserved,
     walk,
 )
 from gradreg.scalars import read_outputs
@@ -75,7 +73,7 @@ def _calls(inner: nn.Module, batch: Batch, modules: Mapping[str, nn.Module]) -> 
 
     handles = [module.register_forward_hook(counting(name)) for name, module in modules.items()]
     try:
-        with torch.inference_mode(False), torch.no_grad(), preserved(inner, devices_of(inner)):
+        with at_rest(inner):
             call(inner, batch)
     finally:
         for handle in handles:
@@ -150,14 +148,7 @@ def _measured(inner: nn.Module, row: Batch) -> bool:
     ways = [trimmed, named]
     if _may_take_positions(inner):
         ways.append({**named, "position_ids": positions(mask)})
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        preserved(inner, devices_of(inner)),
-        differentiable_kernels(inner, twice=False),
-    ):
-        for module in inner.modules():
-            module.training = False
+    with at_rest(inner):
         try:
             expected, *found = (read_outputs(call(inner, Batch(way))) for way in ways)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError):

@@ -1,5 +1,6 @@
 """A Module as a pure function: calling, swapping, heads, kernels, compatibility."""
 
+from gradreg.model._at_rest import at_rest as at_rest
 from gradreg.model._attention import MAP_SUFFIX as MAP_SUFFIX
 from gradreg.model._attention import eager_attention as eager_attention
 from gradreg.model._attention import written_out_attention as written_out_attention

@@ -102,6 +102,8 @@ def test_what_ifs_that_leave_tokens_out_equal_runs_without_them():
     assert own.cosine == pytest.approx(next(group.cosine for group in r.groups if group.name == "norms"))
     with pytest.raises(gr.GradregError, match=r"weights_a has shape \(3,\); there are 2 tokens"):
         r.what_if(weights_a=[1, 1, 1])
+    with pytest.raises(gr.GradregError, match="weights_b='x' are no weights"):
+        r.what_if(weights_b="x")
     with pytest.raises(gr.GradregError, match="There is no group 'norm'; there are 'norms'"):
         r.what_if(groups=["norm"])
 

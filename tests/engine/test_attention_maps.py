@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import gradreg as gr
 from gradreg.engine import point_values
 from gradreg.errors import CompatibilityError
+from gradreg.model._attention import attention_weights
 from gradreg.testing import compare
 
 SDPA = F.scaled_dot_product_attention
@@ -442,3 +443,33 @@ def test_values_at_maps_and_back() -> None:
     found = gr.gradients(net, batch, several, (wrt, gr.Params("inner.in_proj_weight")), at=at)
     assert not found["inner.in_proj_weight"][..., :16, :].any()
     assert found["inner.in_proj_weight"][..., 16:, :].any()
+
+
+class SoftmaxAttention(nn.Module):
+    """Writes its softmax out, beside others over four axes that are no attention over keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.reshape(len(x), -1, 2, 2).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        gates = v.softmax(1) * torch.softmax(v, dim=2)
+        return ((q @ k.transpose(-2, -1)).softmax(-1) @ (v * gates)).transpose(1, 2).flatten(2)
+
+
+def test_softmaxes_over_other_axes_are_no_maps() -> None:
+    net, x = made(SoftmaxAttention), tensor(2, 3, 4)
+    found = gr.gradients(net, x, several, gr.AttentionMaps())
+    assert [(key, value.shape) for key, value in found.items()] == [(":attention", (2, 2, 2, 3, 3))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_scores_are_not_rounded(dtype: torch.dtype) -> None:
+    """As inside scaled_dot_product_attention: of scores around 100, half precision would lose whole units."""
+    q, k = (tensor(1, 2, 5, 16, seed=seed).to(dtype) for seed in (0, 1))
+    q[..., 0] = k[..., 0] = 20
+    exact = (q.double() @ k.double().transpose(-2, -1) / 4).softmax(-1)
+    found = attention_weights(q, k, None)
+    assert found.dtype == dtype
+    assert float((found.double() - exact).abs().max()) <= torch.finfo(dtype).eps

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradreg as gr
 from gradreg.engine import open_session, point_values
@@ -265,3 +265,32 @@ def test_forward_mode_that_is_refused_is_told() -> None:
 def test_the_plan_says_how_maps_are_seen(name: str, how: str) -> None:
     notes = gr.plan(model(name), FAMILY[name].batch(), classes, gr.AttentionMaps()).notes
     assert any(note.startswith(f"attention maps: {how}") for note in notes)
+
+
+def test_attention_that_shows_nothing_is_made_eager_for_the_forward() -> None:
+    """A kernel of the user's own, without a call or a softmax that can be seen; the configuration is as before."""
+    from transformers import AttentionInterface
+
+    def hidden(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        scores = q @ k.transpose(-2, -1) * options.get("scaling", q.shape[-1] ** -0.5)
+        weights = (scores if mask is None else scores + mask).exp()
+        return (weights / weights.sum(-1, keepdim=True) @ v).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("gradreg_hidden", hidden)
+    name = "BERT, classifier"
+    net, batch = FAMILY[name].make(), FAMILY[name].batch(padded=False)
+    net.set_attn_implementation("gradreg_hidden")
+    before = str(vars(net.config))
+    found = gr.gradients(net, batch, classes, gr.AttentionMaps())
+    assert str(vars(net.config)) == before
+    _, expected, _ = by_hand(model(name, "eager"), batch, [])
+    for value, right in zip(found.values(), expected, strict=True):
+        assert_near(value, right, 1e-10)
+
+    def failing(outputs: Any, batch: gr.Batch) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        gr.gradients(net, batch, failing, gr.AttentionMaps())
+    assert str(vars(net.config)) == before
+    assert net.config._attn_implementation == "gradreg_hidden"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradreg.attribution._versions import version_of
 from gradreg.attribution.attention._collector import Collector
 from gradreg.attribution.attention._kinds import Kinds
 from gradreg.attribution.attention._names import name_of
@@ -145,9 +145,9 @@ def _provenance(inner: nn.Module, batch: Batch, layers: Any, queries: Any) -> di
     config = getattr(inner, "config", None)
     parameter = next((one for one in inner.parameters() if one.is_floating_point()), batch.tensors()[0])
     made = {
-        "gradreg": _version("gradreg"),
+        "gradreg": version_of("gradreg"),
         "torch": torch.__version__,
-        "transformers": _version("transformers") if config is not None else None,
+        "transformers": version_of("transformers") if config is not None else None,
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": parameter.device.type,
         "attention": getattr(config, "_attn_implementation", None),
@@ -156,10 +156,3 @@ def _provenance(inner: nn.Module, batch: Batch, layers: Any, queries: Any) -> di
         "queries": queries,
     }
     return {key: value for key, value in made.items() if value is not None}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

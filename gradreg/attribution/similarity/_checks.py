@@ -18,7 +18,7 @@ from gradreg.wrt import match_names
 
 
 def chosen_parameters(inner: nn.Module, params: str | tuple[str, ...]) -> dict[str, nn.Parameter]:
-    globs = (params,) if isinstance(params, str) else tuple(params)
+    globs = (params,) if isinstance(params, str) else tuple(params) if isinstance(params, (tuple, list)) else ()
     if not globs or not all(isinstance(glob, str) for glob in globs):
         raise GradregError(f"params={params!r}; allowed are a glob such as '**.mlp.**' and a tuple of globs.")
     aliases = parameter_aliases(inner)
@@ -33,6 +33,18 @@ def chosen_parameters(inner: nn.Module, params: str | tuple[str, ...]) -> dict[s
             "trainable (requires_grad=False, as in quantized models and frozen ones). model.requires_grad_(True) makes them so."
         )
     return found
+
+
+def check_callables(of: object, tokenizer: object) -> None:
+    if of is not None and not callable(of):
+        raise GradregError(
+            f"of={of!r} is not callable; use loss(fn), ... or a function (outputs, batch) -> [n, targets]."
+        )
+    if tokenizer is not None and not callable(tokenizer) and not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise GradregError(
+            f"tokenizer={tokenizer!r} is a {type(tokenizer).__name__}; allowed are a tokenizer of transformers and a function "
+            "from token ids to texts."
+        )
 
 
 def prompt_lengths(prompt: int | tuple[int, int] | None) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from gradreg.attribution.similarity._calibration import calibrate, left_out, other_sides, read_others
 from gradreg.attribution.similarity._checks import (
+    check_callables,
     check_grams,
     chosen_parameters,
     notes_on,
@@ -86,6 +87,7 @@ def explain_similarity(
     """
     check_compatible(model, differentiable=False)
     inner = unwrap(model)
+    check_callables(of, tokenizer)
     bytes_, prompts = as_bytes(memory), prompt_lengths(prompt)
     parameters = chosen_parameters(inner, params)
     placed, rule = places(inner, list(parameters), groups)

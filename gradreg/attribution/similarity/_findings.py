@@ -129,7 +129,12 @@ class Findings:
 def _weights(given: Sequence[float] | Tensor | None, tokens: Sequence[TokenRow], name: str) -> Tensor:
     if given is None:
         return torch.ones(len(tokens), dtype=torch.float64)
-    found = torch.as_tensor(given).detach().to("cpu", torch.float64)
+    try:
+        found = torch.as_tensor(given).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise GradregError(
+            f"{name}={given!r} are no weights; give a number for each of {len(tokens)} tokens."
+        ) from problem
     if found.shape != (len(tokens),):
         raise GradregError(f"{name} has shape {tuple(found.shape)}; there are {len(tokens)} tokens.")
     return found

@@ -77,7 +77,12 @@ def _by_globs(model: nn.Module, names: Sequence[str], groups: Mapping[str, str |
     aliases = parameter_aliases(model)
     chosen: dict[str, str] = {}
     for group, globs in groups.items():
-        for glob in [globs] if isinstance(globs, str) else globs:
+        own = [globs] if isinstance(globs, str) else globs
+        if not isinstance(own, Sequence) or not all(isinstance(glob, str) for glob in own):
+            raise GradregError(
+                f"groups[{group!r}] is {globs!r}; allowed are a glob such as '**.mlp.**' and a list of globs."
+            )
+        for glob in own:
             for found in match_names(glob, aliases, f"parameter (groups[{group!r}])"):
                 chosen.setdefault(aliases[found], str(group))
     return {name: chosen.get(name, _REST) for name in names}

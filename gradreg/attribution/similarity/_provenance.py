@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from torch import nn
 
+from gradreg.attribution._versions import version_of
 from gradreg.attribution.similarity._example import Example
 from gradreg.model import parameter_aliases
 from gradreg.scalars import ScalarFunction
@@ -25,12 +25,7 @@ def provenance_of(
     counts: dict[str, int] = {}
     for route in routes.values():
         counts[route] = counts.get(route, 0) + 1
-    versions = {}
-    for package in ("gradreg", "torch", "transformers"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {package: version_of(package) for package in ("gradreg", "torch", "transformers")}
     numel = sum(parameter.numel() for parameter in parameters.values())
     return {
         "model": f"{type(inner).__name__}, {numel:,} parameters",
@@ -45,7 +40,7 @@ def provenance_of(
             for name in parameters
             if sum(first == name for first in parameter_aliases(inner).values()) > 1
         },
-        "versions": versions,
+        "versions": {package: version for package, version in versions.items() if version is not None},
     }
 
 

@@ -24,7 +24,10 @@ def texts_of(example: Example, model: nn.Module, tokenizer: Any) -> list[str]:
         return [f"#{one}" for one in example.ids]
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         return [_token_text(tokenizer, one) for one in example.ids]
-    found = [str(text) for text in tokenizer(list(example.ids))]
+    given = tokenizer(list(example.ids))
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise GradregError(f"tokenizer gave a {type(given).__name__} for token ids; a text per id is needed.")
+    found = [str(text) for text in given]
     if len(found) != len(example.ids):
         raise GradregError(
             f"tokenizer gave {len(found)} texts for {len(example.ids)} token ids; one text per id is needed."
