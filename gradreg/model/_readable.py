@@ -29,8 +29,8 @@ def check_readable(model: nn.Module, batch: Batch, where: str = "batch") -> None
         where: What the caller calls it.
 
     Raises:
-        BatchError: If a tensor holds no numbers, if a name is nearly that of an argument, or token ids are no integers, of no such shape or outside the vocabulary, or
-            their mask is of another shape.
+        BatchError: If a tensor holds no numbers, a name is nearly an argument's, or token ids are no integers, of no such
+            shape or outside the vocabulary, or their mask is of another shape.
         CompatibilityError: If the weights hold no numbers.
     """
     parameter = next(model.parameters(), None)
@@ -64,7 +64,8 @@ def _check_spelling(model: nn.Module, named: Mapping[str, Any], where: str) -> N
         near = [] if name in known else difflib.get_close_matches(name, known.keys() - named.keys(), 1, 0.85)
         if near:
             raise BatchError(
-                f"{where} has an input {name!r}, which {type(model).__name__} does not take and would ignore. Is {near[0]!r} meant?"
+                f"{where} has an input {name!r}, which {type(model).__name__} does not take and would ignore. Is {near[0]!r} "
+                "meant?"
             )
 
 
