@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradreg.batch import Batch
 from gradreg.engine import point_tensors
 from gradreg.errors import GradregError
-from gradreg.model import unwrap
+from gradreg.model import MAP_SUFFIX, unwrap
 from gradreg.wrt import Wrt
 
 __all__ = ["Sources", "chosen_per", "read_sources"]
@@ -57,6 +57,8 @@ def read_sources(model: nn.Module, batch: Batch, wrt: Wrt | tuple[Wrt, ...], *, 
     found = Sources({}, {}, {}, {})
     for key, point in points.items():
         found.values[key] = point.value
+        if not _along_tokens(key, point.value, named):
+            continue
         shape = point.value.shape[:2]
         # one embedding for both sides is called for the encoder first
         prefix = encoder_decoder and ("decoder" in key.split(".") or key.endswith("#1"))
@@ -69,6 +71,13 @@ def read_sources(model: nn.Module, batch: Batch, wrt: Wrt | tuple[Wrt, ...], *, 
         if _fits(mask, shape):
             found.valid[key] = mask.bool()
     return found
+
+
+def _along_tokens(key: str, value: Tensor, inputs: Mapping[str, object]) -> bool:
+    """Whether the second axis may be that of tokens: not the heads of a map, nor the width of a vector, if as many as tokens."""
+    if key.partition("#")[0].endswith(MAP_SUFFIX):
+        return False
+    return key in inputs or value.dim() == 3 or (value.dim() > 3 and value.shape[1] not in value.shape[2:])
 
 
 def _fits(given: object, shape: torch.Size) -> TypeGuard[Tensor]:

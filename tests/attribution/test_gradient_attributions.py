@@ -216,3 +216,25 @@ def test_every_layer_is_followed_through_the_later_ones(method: Any) -> None:
         alone = method(model, batch, gr.all_logits(), gr.Activations(layer))
         assert torch.allclose(together.by_key[layer], alone.scores, atol=1e-14)
         assert bool(alone.scores.count_nonzero())
+
+
+def test_what_is_as_many_as_tokens_is_not_taken_for_tokens() -> None:
+    """Two heads beside two tokens, one of them padding; and a vector as wide as the text is long."""
+    from tests.attribution.attribution_models import bert, tokens
+
+    def first(outputs: Any, batch: gr.Batch) -> Tensor:
+        return outputs.logits[:, 0] if outputs.logits.dim() == 3 else outputs.logits
+
+    model, batch = bert(3), tokens([2, 1])
+    wrt = gr.AttentionMaps(1)
+    (right,) = gr.gradients(model, batch, first, wrt).values()
+    found = gr.saliency(model, batch, first, wrt, per="feature")
+    assert torch.equal(found.scores, right.abs())
+    heads = gr.input_x_gradient(model, batch, first, wrt)
+    assert bool(heads.scores[1, :, 1].any())
+    assert not heads.valid
+    assert not heads.ids
+    model, batch = bert(3, kind="BertForSequenceClassification"), tokens([16, 4])
+    pooled = gr.saliency(model, batch, first, gr.Activations("bert.pooler.dense"), per="feature")
+    assert bool(pooled.scores[1].ne(0).all())
+    assert not pooled.valid
