@@ -133,6 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if command.config and {"-h", "--help"} & set(rest):
+        from gradreg.experiments.usage import usage
+
+        explained = usage(command.config)
+        if explained:
+            print(explained, end="")
+            return 0
     # On stderr, so that output such as `--cfg job` stays clean; early, for imports take seconds.
     print(f"gradreg {gradreg_version()} {name}: starting ...", file=sys.stderr, flush=True)
     # Hydra's parser refuses overrides on both sides of a flag; people write `gradreg train a=1 -m seed=0,1`.

@@ -42,6 +42,31 @@ for place, end in zip((3, 4), ends):
     os.dup2(end, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+# Of every text in sight: contrast, element, and how light the ground is.
+CONTRAST = """
+(() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const over = (...colors) => {  // as the browser paints them, one over the other
+    canvas.clearRect(0, 0, 1, 1);
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = rgb => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, n) => sum + v * [.2126, .7152, .0722][n], 0);
+  const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+  const paper = getComputedStyle(document.body).backgroundColor;
+  const found = [];
+  const texts = 'h1, h2, h3, p, dt, dd, li, th, td, .token, .choice span, legend, label, select, summary, a';
+  for (const e of document.querySelectorAll(texts)) {
+    if (!e.getClientRects().length) continue;
+    const layers = [];
+    for (let at = e; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
+    const below = over(paper, ...layers);
+    found.push([contrast(over(getComputedStyle(e).color), below), e.tagName + '.' + e.className, light(below)]);
+  }
+  return found;
+})()
+"""
 KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "ArrowDown": 40, "ArrowUp": 38, "Tab": 9, " ": 32, "Enter": 13}
 
 

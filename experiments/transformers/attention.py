@@ -75,9 +75,10 @@ def _work(config: dict[str, Any]) -> None:
     write_json(out / "attention.json", {"config": config, "texts": question.texts, **report.to_dict()})
     write_text(out / "attention.txt", f"{report}\n")
     report.plot(out / "attention.png", quantities=tuple(config["quantities"]))
+    report.to_html(out / "attention.html")
     print(report)
     print(f"\nLoaded in {read - started:.1f} s, report in {seconds:.1f} s")
-    print(f"Written to {out}: attention.json, attention.safetensors, attention.txt, attention.png")
+    print(f"Written to {out}: attention.json, attention.safetensors, attention.txt, attention.png, attention.html")
 
 
 @hydra.main(version_base="1.3", config_path="pkg://gradreg.conf", config_name="attention")

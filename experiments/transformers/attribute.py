@@ -48,6 +48,9 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
         )
     if config["keep_first"] not in ("auto", True, False):
         problems.append(f"keep_first: {config['keep_first']!r} is not allowed; allowed are auto, true and false.")
+    for key in ("words", "progress"):
+        if not isinstance(config[key], bool):
+            problems.append(f"{key}: {config[key]!r} is not allowed; allowed are true and false.")
     for key in ("tolerance", "std"):
         if isinstance(config[key], bool) or not isinstance(config[key], (int, float)) or not config[key] > 0:
             problems.append(f"{key}: {config[key]!r} is not allowed; allowed are numbers above 0.")
@@ -121,8 +124,9 @@ def _baseline(config: Mapping[str, Any], loaded: Loaded, question: Asked, goal: 
     name, tokenizer = config["baseline"], loaded.tokenizer
     pad, mask = tokenizer.pad_token_id, tokenizer.mask_token_id
     if name == "auto":
-        # a token that also ends texts says something
-        name = "mean" if pad is None or pad == tokenizer.eos_token_id else "pad"
+        # a token that also ends texts says something, and causal models were hardly ever trained on padding
+        usable = pad is not None and pad != tokenizer.eos_token_id and goal != "next_token"
+        name = "pad" if usable else "mean"
     chosen = None if name == "mean" else {"pad": pad, "mask": mask}.get(name, name)
     if chosen is None and name != "mean":
         raise GradregError(f"baseline: the tokenizer has no {name} token; use mean, or a token id.")

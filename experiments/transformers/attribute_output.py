@@ -67,6 +67,8 @@ def as_rows(found: gr.Attribution, question: Asked, loaded: Loaded, k: int) -> R
         for row in data[:_MOST_LINES]
     ]
     rest = [f"... and {len(data) - _MOST_LINES} more targets"] if len(data) > _MOST_LINES else []
+    if found.change is not None:
+        rest += ["", "change: value minus the value at the baseline; scores sum to it, but for the gap."]
     return Rows(data, [*markdown_table(header, lines), *rest])
 
 

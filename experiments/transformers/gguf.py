@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,4 +65,15 @@ def _unpack(file: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
     if model.config.eos_token_id is not None:  # transformers 4 gives the tokenizer another one than the file says
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    begins = _says(file, "tokenizer.ggml.add_bos_token")
+    if begins is not None and getattr(tokenizer, "add_bos_token", begins) != begins:  # so does transformers 4 here
+        tokenizer.add_bos_token = begins
     tokenizer.save_pretrained(folder)
+
+
+def _says(file: Path, key: str) -> Any:
+    """Return what a GGUF file says under a key; None if it says nothing."""
+    import gguf
+
+    field = gguf.GGUFReader(file).fields.get(key)
+    return None if field is None else field.contents()

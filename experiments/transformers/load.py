@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,13 @@ class Loaded:
     folder: Path
 
 
-def model_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a model, without loading it; None if it can be tried."""
+def model_problem(name: str, allowed: Sequence[str] = tuple(NAMED)) -> str | None:
+    """Say what is wrong with the name of a model, without loading it; None if it can be tried.
+
+    Args:
+        name: As it was given.
+        allowed: Names that the message offers.
+    """
     if name in NAMED:
         wanted = NAMED[name]
         missing = [package for package in (wanted.package, *wanted.needs) if importlib.util.find_spec(package) is None]
@@ -95,8 +100,8 @@ def model_problem(name: str) -> str | None:
         return None
     found = "has no config.json" if Path(name).is_dir() else "is no folder"
     return (
-        f"model: {name!r} {found}; allowed are {', '.join(map(repr, NAMED))} (closest: {closest(name, NAMED)}) and the path of a "
-        "folder that save_pretrained wrote."
+        f"model: {name!r} {found}; allowed are {', '.join(map(repr, allowed))}, and the path of a folder that save_pretrained "
+        "wrote. Nothing is downloaded: models of the hub are saved to a folder first."
     )
 
 

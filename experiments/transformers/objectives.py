@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,8 +152,9 @@ def _encoded(loaded: Loaded, texts: list[tuple[str, ...]], max_length: int) -> d
     max_length = max_length if most is None else min(max_length, most)
     columns = [list(column) for column in zip(*texts, strict=True)]
     found = tokenizer(*columns, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-    device = next(loaded.model.parameters()).device
-    return {name: value.to(device) for name, value in found.items()}
+    device, known = next(loaded.model.parameters()).device, inspect.signature(loaded.model.forward).parameters
+    # tokenizers know token types whose models do not
+    return {name: value.to(device) for name, value in found.items() if name in known}
 
 
 OBJECTIVES: dict[str, Callable[[Loaded, list[tuple[str, ...]], int, float], Question]] = {

@@ -14,15 +14,7 @@ from gradreg.errors import GradregError
 from gradreg.experiments.attribution.program import run_job
 from gradreg.experiments.environment import choose_device
 from gradreg.experiments.files import write_json, write_text
-from gradreg.experiments.transformers.load import (
-    DTYPES,
-    HEADS,
-    NAMED,
-    Loaded,
-    folder_problem,
-    load_model,
-    model_problem,
-)
+from gradreg.experiments.transformers.load import DTYPES, HEADS, Loaded, folder_problem, load_model, model_problem
 from gradreg.experiments.transformers.pairs import as_example, kind_of
 from gradreg.experiments.transformers.sentences import OTHERS
 from gradreg.experiments.transformers.small_t5 import train_t5
@@ -30,19 +22,26 @@ from gradreg.experiments.transformers.small_t5 import train_t5
 __all__ = ["main"]
 
 SMALL_T5 = "t5"
-_FILES = ("report.txt", "report.json", "report.safetensors", "config.yaml")
+_FILES = ("report.txt", "report.json", "report.safetensors", "similarity.html", "similarity.png", "config.yaml")
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
     problems = [problem] if (problem := folder_problem(config["out"])) else []
     if config["model"] != SMALL_T5:
-        problem = model_problem(str(config["model"]))
+        problem = model_problem(str(config["model"]), (SMALL_T5, "smollm2"))  # minilm has no loss of a text
         if problem:
-            problems.append(problem.replace(*_allowing_t5()))
+            problems.append(problem)
     for key in ("a", "b", "input"):
-        class_number = key != "input" and isinstance(config[key], int) and not isinstance(config[key], bool)
-        if not (class_number or isinstance(config[key], str)) or (key != "input" and config[key] == ""):
-            problems.append(f"{key}: {config[key]!r} is not allowed; give a text, such as {key}=' pizza'.")
+        if not isinstance(config[key], str) or (key != "input" and not config[key]):
+            number = (
+                f"; a number that is meant as text has quotes: '{key}=\"{config[key]}\"'"
+                if _is_number(config[key])
+                else ""
+            )
+            problems.append(f"{key}: {config[key]!r} is not allowed; give a text, such as '{key}=\" pizza\"'{number}.")
+    for key in ("end", "progress"):
+        if not isinstance(config[key], bool):
+            problems.append(f"{key}: {config[key]!r} is not allowed; allowed are true and false.")
     if config["input_b"] is not None and not isinstance(config["input_b"], str):
         problems.append(f"input_b: {config['input_b']!r} is not allowed; give a text, or null for the one of a.")
     for key, allowed in (("head", HEADS), ("dtype", DTYPES)):
@@ -56,9 +55,8 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
     return [*problems, *_calibration_problems(config["calibration"])]
 
 
-def _allowing_t5() -> tuple[str, str]:
-    first = repr(next(iter(NAMED)))
-    return f"allowed are {first}", f"allowed are {SMALL_T5!r}, {first}"
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _calibration_problems(given: Any) -> list[str]:
@@ -101,21 +99,24 @@ def _work(config: dict[str, Any]) -> None:
     others = [example(text, target, f"calibration[{k}]") for k, (text, target) in enumerate(_others(config, loaded))]
     report = gr.explain_similarity(
         loaded.model,
-        example(config["input"], str(config["a"]), "a"),
-        example(second, str(config["b"]), "b"),
+        example(config["input"], config["a"], "a"),
+        example(second, config["b"], "b"),
         params=tuple(config["params"]) if isinstance(config["params"], list) else config["params"],
         groups=config["groups"],
         tokenizer=loaded.tokenizer,
         calibration=others or None,
         memory=config["memory"],
     )
-    heading = [f"a: {config['input']!r} -> {config['a']!r}", f"b: {second!r} -> {config['b']!r}"]
+    pairs = [f"{config['input']!r} -> {config['a']!r}", f"{second!r} -> {config['b']!r}"]
+    heading = [f"{side}: {pair}" for side, pair in zip("ab", pairs, strict=True)]
     text = "\n".join([*heading, "", str(report)])
     print(text)
     out = Path(config["out"])
     write_text(out / "report.txt", text + "\n")
     write_json(out / "report.json", {"input_a": config["input"], "input_b": second, **report.to_dict()})
     report.save(out / "report.safetensors")
+    report.to_html(out / "similarity.html", examples=pairs)
+    report.plot(out / "similarity.png", title="\n".join(heading))
     write_text(out / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     print(f"\nWritten to {out}: {', '.join(_FILES)}")
 

@@ -102,7 +102,8 @@ def assembled(
         change=change,
         delta=delta,
         error=error,
-        target_axes=_axes(task, scalars),
+        target_axes=(axes := _axes(task, scalars)),
+        target_labels=_class_names(task, scalars, axes),
         ids=dict(sources.ids) if tokens else {},
         valid=dict(sources.valid) if tokens else {},
         segments=dict(sources.segments) if tokens else {},
@@ -148,6 +149,16 @@ def _axes(task: Task, scalars: Tensor) -> tuple[str, ...]:
         of = task.of.function if isinstance(task.of, AcrossHeads) else task.of
         return (*heads, "token" if type(of).__module__.startswith("gradreg.scalars") else "target")
     return heads + tuple(f"target {i}" for i in range(count))
+
+
+def _class_names(task: Task, scalars: Tensor, axes: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the names that the configuration of a model has for its classes, where somebody gave them."""
+    known = getattr(getattr(unwrap(task.model), "config", None), "id2label", None) or {}
+    count = scalars.shape[-1]
+    if not axes or axes[-1] != "class" or len(known) != count:
+        return {}
+    names = [str(known.get(i, known.get(str(i), f"LABEL_{i}"))) for i in range(count)]
+    return {} if names == [f"LABEL_{i}" for i in range(count)] else {"class": names}
 
 
 def _attention(task: Task, provenance: Mapping[str, Any]) -> str | None:

@@ -53,20 +53,25 @@ def check_complete(
         worst = float((delta.abs() / mass.clamp(min=1e-30))[short].max())
         warn(
             f"Completeness fails for {int(short.sum())} of {delta.numel()} targets: scores miss f(x) - f(b) by up to "
-            f"{100 * worst:.2g} % of the sum of their absolute values. {_reason(path, normalizes(model), log_spaced)}",
+            f"{100 * worst:.2g} % of the sum of their absolute values. {_reason(path, model, log_spaced)}",
             AttributionWarning,
         )
     return replace(result, error=torch.maximum(error.detach(), delta.abs()))
 
 
-def _reason(path: Path, normalizes: bool, log_spaced: bool) -> str:
+def _reason(path: Path, model: nn.Module, log_spaced: bool) -> str:
+    if any(
+        isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
+        for module in model.modules()
+    ):
+        return "Dropout is active, so that every point is another function: call model.eval() first."
     zero = [
         key
         for key, starts in path.starts.items()
         if starts.dim() > 2
         and bool(((starts == 0).flatten(3).all(-1) if starts.dim() > 3 else (starts == 0).all(-1)).any())
     ]
-    if zero and normalizes and not log_spaced:
+    if zero and normalizes(model) and not log_spaced:
         return (
             f"The baseline of {zero[0]!r} holds vectors of zeros. A normalization layer (LayerNorm, RMSNorm) makes a vector "
             "that is scaled towards zero constant, except within about sqrt(eps) of zero, where the gradient is a spike "

@@ -14,7 +14,7 @@ from gradreg.attribution._baselines import BaselineLike, check_finite, described
 from gradreg.attribution._draws import check_samples, generator_of
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
-from gradreg.attribution._sources import Sources, check_per, read_sources
+from gradreg.attribution._sources import Sources, chosen_per, read_sources
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import GradregError
 from gradreg.scalars import ScalarFunction
@@ -31,7 +31,7 @@ def expected_gradients(
     *,
     references: Tensor | Mapping[str, Tensor] | list[BaselineLike],
     n_samples: int = 100,
-    per: str = "token",
+    per: str = "auto",
     generator: torch.Generator | None = None,
     differentiable: bool = False,
     chunk_size: int | None = None,
@@ -51,7 +51,7 @@ def expected_gradients(
         references: A background set `[R, *shape]`, a mapping from result key to such sets, whose rows belong together; or a
             list of baselines as in `integrated_gradients`.
         n_samples: Draws of reference and alpha per example.
-        per: `"token"` or `"feature"`.
+        per: As in `integrated_gradients`.
         generator: Random numbers; None: one of its own with seed 0. The global streams are left alone.
         differentiable: As in `integrated_gradients`.
         chunk_size: As in `integrated_gradients`.
@@ -85,7 +85,7 @@ def expected_gradients(
         return read_sources(model, other, wrt, differentiable=differentiable)
 
     sources = read(batch)
-    check_per(per, sources.values)
+    per = chosen_per(per, sources.values)
     n = len(batch)
     if isinstance(references, list):
         pool, count = starts_of(references, model, batch, sources, read)

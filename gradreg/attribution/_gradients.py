@@ -14,7 +14,7 @@ from gradreg.attribution._assemble import assembled, scalars_of
 from gradreg.attribution._draws import check_samples, generator_of
 from gradreg.attribution._path import Path
 from gradreg.attribution._result import Attribution
-from gradreg.attribution._sources import Sources, check_per, read_sources
+from gradreg.attribution._sources import Sources, chosen_per, read_sources
 from gradreg.batch import as_batch, check_chunk_size
 from gradreg.engine import gradients
 from gradreg.errors import GradregError
@@ -30,7 +30,7 @@ def saliency(
     of: ScalarFunction,
     wrt: Wrt | tuple[Wrt, ...],
     *,
-    per: str = "token",
+    per: str = "auto",
     norm: float = 2.0,
     differentiable: bool = False,
     chunk_size: int | None = None,
@@ -42,7 +42,7 @@ def saliency(
         batch: As in `gradients`.
         of: As in `gradients`.
         wrt: As in `integrated_gradients`.
-        per: `"token"` or `"feature"`.
+        per: As in `integrated_gradients`.
         norm: The p of the norm of a token's gradient: 1, 2 or `math.inf` (largest feature).
         differentiable: Keep the graph to all parameters.
         chunk_size: Examples at a time.
@@ -63,7 +63,7 @@ def saliency(
         >>> torch.equal(a.scores[0], net.weight.abs())
         True
     """
-    task, sources = _begun(model, batch, of, wrt, per, differentiable)
+    task, sources, per = _begun(model, batch, of, wrt, per, differentiable)
     found = _mean_gradients(task, sources, chunk_size, 1, None)
     return _sized(task, sources, found, "saliency", per, norm, {"norm": norm}, signed=False)
 
@@ -77,7 +77,7 @@ def smooth_grad(
     std: float,
     relative: bool = False,
     n_samples: int = 50,
-    per: str = "token",
+    per: str = "auto",
     norm: float = 2.0,
     generator: torch.Generator | None = None,
     differentiable: bool = False,
@@ -93,7 +93,8 @@ def smooth_grad(
         std: $\sigma$, in units of the value; with `relative` as a share of the range (maximum minus minimum) of each example.
         relative: Whether std is a share.
         n_samples: Draws of noise per example.
-        per: `"feature"`: the mean gradient itself; `"token"`: the norm of a token's mean gradient.
+        per: `"feature"`: the mean gradient itself; `"token"`: the norm of a token's mean gradient; `"auto"`: by the shape, as in
+            `integrated_gradients`.
         norm: As in `saliency`.
         generator: Random numbers; None: one of its own with seed 0. The global streams are left alone.
         differentiable: Keep the graph to all parameters.
@@ -120,7 +121,7 @@ def smooth_grad(
     check_samples(n_samples, 1)
     check_chunk_size(chunk_size)
     own = generator_of(generator)
-    task, sources = _begun(model, batch, of, wrt, per, differentiable)
+    task, sources, per = _begun(model, batch, of, wrt, per, differentiable)
 
     def noisy(value: Tensor) -> Tensor:
         noise = torch.randn(value.shape, generator=own, device=own.device, dtype=torch.float64).to(value)
@@ -139,7 +140,7 @@ def input_x_gradient(
     of: ScalarFunction,
     wrt: Wrt | tuple[Wrt, ...],
     *,
-    per: str = "token",
+    per: str = "auto",
     differentiable: bool = False,
     chunk_size: int | None = None,
     show_progress: bool | None = None,
@@ -152,7 +153,7 @@ def input_x_gradient(
         batch: As in `gradients`.
         of: As in `gradients`.
         wrt: As in `integrated_gradients`.
-        per: `"token"` or `"feature"`.
+        per: As in `integrated_gradients`.
         differentiable: Keep the graph to all parameters.
         chunk_size: As in `integrated_gradients`.
         show_progress: As in `integrated_gradients`.
@@ -174,7 +175,7 @@ def input_x_gradient(
         >>> torch.allclose(a.scores[0], 2 * net.weight)
         True
     """
-    task, sources = _begun(model, batch, of, wrt, per, differentiable)
+    task, sources, per = _begun(model, batch, of, wrt, per, differentiable)
     zeros = {
         key: sources.where_real(key, torch.zeros_like(value).unsqueeze(0)) for key, value in sources.values.items()
     }
@@ -192,12 +193,11 @@ def input_x_gradient(
 
 def _begun(
     model: nn.Module, batch: Any, of: ScalarFunction, wrt: Any, per: str, differentiable: bool
-) -> tuple[Task, Sources]:
+) -> tuple[Task, Sources, str]:
     batch = as_batch(batch)
     task = Task.bound(model, batch, of, wrt, differentiable)
     sources = read_sources(model, batch, wrt, differentiable=differentiable)
-    check_per(per, sources.values)
-    return task, sources
+    return task, sources, chosen_per(per, sources.values)
 
 
 def _mean_gradients(

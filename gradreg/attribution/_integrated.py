@@ -15,7 +15,7 @@ from gradreg.attribution._completeness import check_complete
 from gradreg.attribution._path import Path
 from gradreg.attribution._quadrature import GaussLegendre, LogSpaced, Nodes, as_rule, kronrod, nested_gauss
 from gradreg.attribution._result import Attribution
-from gradreg.attribution._sources import Sources, check_per, read_sources
+from gradreg.attribution._sources import Sources, chosen_per, read_sources
 from gradreg.batch import Batch, as_batch
 from gradreg.errors import GradregError
 from gradreg.scalars import ScalarFunction
@@ -36,7 +36,7 @@ def integrated_gradients(
     baseline: BaselineLike | None = None,
     n_steps: int | str = 50,
     tolerance: float = 0.01,
-    per: str = "token",
+    per: str = "auto",
     rule: str | GaussLegendre | LogSpaced = "gauss_legendre",
     differentiable: bool = False,
     chunk_size: int | None = None,
@@ -61,7 +61,8 @@ def integrated_gradients(
         n_steps: Number of points; `"auto"`: 15, 31, ..., 1023 until `tolerance` is met.
         tolerance: What `"auto"` asks of `error`, and what is warned of in `delta`, relative to the sum of the absolute scores
             of a target.
-        per: `"token"`, a score per position along the second axis of the value, or `"feature"`.
+        per: `"token"`, a score per position along the second axis of the value; `"feature"`, a score for every number, as for
+            pixels; `"auto"`: tokens where the value is `[n, L]` or `[n, L, d]`, else features (pictures, attention maps).
         rule: `"gauss_legendre"`, exact for polynomials of degree 2 n_steps - 1; `"log"` for a baseline at a vector of zeros
             that is normalized (see `gradreg.attribution.LogSpaced`).
         differentiable: Keep the graph to all parameters, and to inputs that require grad. Takes reverse mode.
@@ -102,7 +103,7 @@ def integrated_gradients(
             job.sources,
             run.by_key,
             method="integrated_gradients",
-            per=per,
+            per=job.per,
             scalars=job.at_input,
             change=change,
             provenance={
@@ -161,7 +162,7 @@ class _Job:
             return read_sources(model, other, wrt, differentiable=differentiable)
 
         task, sources = Task.bound(model, batch, of, wrt, differentiable), read(batch)
-        check_per(per, sources.values)
+        per = chosen_per(per, sources.values)
         starts, count = starts_of(baseline, model, batch, sources, read)
         with torch.set_grad_enabled(differentiable):
             return cls(task, sources, starts, count, per, scalars_of(task, sources))

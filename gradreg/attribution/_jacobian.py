@@ -44,8 +44,15 @@ class LogitJacobian:
     logits: Tensor
     by_key: Mapping[str, Tensor]
 
-    def logit(self, index: int) -> dict[str, Tensor]:
-        """Return the gradient of one logit, `[n, ..., *shape]`."""
+    def __repr__(self) -> str:
+        """Return the shapes; the numbers would fill screens."""
+        shapes = ", ".join(f"{key!r} {list(value.shape)}" for key, value in self.by_key.items())
+        return f"LogitJacobian of logits {list(self.logits.shape)}: {shapes}"
+
+    def logit(self, index: int | None = None) -> dict[str, Tensor]:
+        """Return the gradient of one logit, `[n, ..., *shape]`, or `[n, ..., C, *shape]` of all."""
+        if index is None:
+            return dict(self.by_key)
         self._check(index)
         return {key: value.select(self.logits.dim() - 1, index) for key, value in self.by_key.items()}
 

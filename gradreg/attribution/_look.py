@@ -121,7 +121,8 @@ def one_axis(a: Fields) -> None:
         if scores.dim() > start + 1:
             raise GradregError(
                 f"The scores of {key!r} are per feature, with the shape {list(scores.shape[start:])} for each target; only "
-                "one axis can be shown. Ask for per='token', or sum over the others with dataclasses.replace."
+                "one axis can be shown. Ask for per='token', or sum over the others with dataclasses.replace; of pictures, "
+                "draw `scores` with matplotlib's imshow."
             )
 
 

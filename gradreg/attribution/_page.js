@@ -1,15 +1,4 @@
-"use strict";
-// Shows the scores of one target at a time. Texts of users only ever become text nodes or attributes.
-
-const data = JSON.parse(document.getElementById("data").textContent);
-const STRENGTH = 70; // percent of the fill at the largest score; style sheet and contrast go by it
-
-function bytes(base64) {
-  const text = atob(base64);
-  return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
-}
-
-const floats = (base64) => new Float32Array(bytes(base64).buffer);
+// Shows the scores of one target at a time.
 
 /** Half-precision numbers; scores come as shares of the largest of their target. */
 function halves(base64) {
@@ -20,23 +9,6 @@ function halves(base64) {
     if (exponent === 31) return fraction ? NaN : sign * Infinity;
     return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
   });
-}
-
-function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "text") made.textContent = value;
-    else made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-function number(value) {
-  if (Number.isNaN(value)) return "not a number";
-  const text = Math.abs(value).toPrecision(3);
-  const sign = value < 0 ? "\u2212" : value > 0 ? "+" : "";
-  return sign + (text.includes("e") ? text.replace("e+", "e").replace("-", "\u2212") : String(Number(text)));
 }
 
 // letters without a shape of their own: control letters, and marks that turn the direction of all that follows
@@ -85,13 +57,9 @@ class Example {
   }
 
   select(axis) {
-    const id = `example-${this.place}-axis-${axis}`;
-    const chooser = element("select", { id });
-    this.targets[axis].forEach((_, place) => {
-      chooser.append(element("option", { value: place, text: this.name(axis, place) }));
-    });
-    chooser.addEventListener("change", () => this.choose(axis, Number(chooser.value)));
-    return element("p", { class: "control" }, element("label", { for: id, text: `Target ${data.axes[axis]}` }), chooser);
+    const options = this.targets[axis].map((_, place) => this.name(axis, place));
+    const choose = (place) => this.choose(axis, place);
+    return chooser(`example-${this.place}-axis-${axis}`, `Target ${data.axes[axis]}`, options, choose);
   }
 
   radios(axis) {
@@ -180,7 +148,7 @@ class Example {
     const names = ["position", "token", ...(this.keys.length > 1 ? ["part"] : []), "score"];
     const head = element("tr", {}, ...names.map((text) => element("th", { scope: "col", text })));
     const table = element("table", {}, element("thead", {}, head), body);
-    this.table.append(element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Scores" }, table));
+    this.table.append(scroller("Scores", table));
   }
 }
 

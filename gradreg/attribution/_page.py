@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.resources
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from gradreg.attribution._check import EXAMPLE
+from gradreg.attribution._elements import STYLE, provenance, script
 from gradreg.attribution._fields import Fields
 from gradreg.attribution._look import TOKEN, as_text, is_real, one_axis, shown_labels, target_names
-from gradreg.attribution.web import document, escaped, script_data
+from gradreg.attribution.web import document, escaped
 from gradreg.errors import GradregError
 
 __all__ = ["page"]
@@ -58,10 +57,9 @@ def page(a: Fields, title: str | None, examples: Sequence[str] | None) -> str:
         "</label></p></header>\n"
         f"{nav}<noscript><p>Scores are shown by a script in this file, which is switched off.</p></noscript>\n"
         '<main id="examples">\n'
-        f"{sections}</main>\n{_provenance(a)}"
-        f'<script type="application/json" id="data">{script_data(data)}</script>\n'
+        f"{sections}</main>\n{provenance({'method': a.method, 'per': a.per, **a.provenance})}"
     )
-    return document(heading, body, style=_STYLE, script=_script())
+    return document(heading, body, style=STYLE + _STYLE, script=script("_page.js"), data=data)
 
 
 def _record(a: Fields, example: int) -> dict[str, Any]:
@@ -121,22 +119,6 @@ def _base64(values: Any, kind: str) -> str:
         return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode()
 
 
-def _provenance(a: Fields) -> str:
-    facts = {"method": a.method, "per": a.per, **a.provenance}
-    rows = "".join(
-        f'<tr><th scope="row">{escaped(name)}</th><td>{escaped(value if isinstance(value, str) else json.dumps(value))}</td></tr>'
-        for name, value in facts.items()
-    )
-    return (
-        f'<footer><details><summary>What made these numbers</summary><div class="scroll"><table>{rows}</table></div>'
-        "</details></footer>\n"
-    )
-
-
-def _script() -> str:
-    return (importlib.resources.files("gradreg.attribution") / "_page.js").read_text(encoding="utf-8")
-
-
 _LEGEND = (
     'Tokens are shaded by their score: <span class="token for" style="--strength:60%">underlined, blue</span> above zero, '
     '<span class="token against" style="--strength:60%">dashed, orange</span> below. A token\'s tooltip, and the table, '
@@ -144,12 +126,6 @@ _LEGEND = (
 )
 
 _STYLE = """
-.control { align-items: baseline; border: 0; display: flex; flex-wrap: wrap; gap: .25rem .75rem; margin: .5rem 0;
-  min-width: 0; padding: 0; }
-.control label, legend { color: var(--soft); padding: 0; }
-.control legend { float: left; }
-select { background: var(--paper); border: 1px solid var(--soft); border-radius: .3rem; color: var(--ink); font: inherit;
-  max-width: 100%; padding: .25rem; }
 .choices { display: flex; flex: 1 1 16rem; flex-wrap: wrap; gap: .25rem; max-height: 12rem; min-width: 0;
   overflow-y: auto; padding: 3px; position: relative; }
 .choice { position: relative; max-width: 100%; }
@@ -157,17 +133,8 @@ select { background: var(--paper); border: 1px solid var(--soft); border-radius:
 .choice span { border: 1px solid var(--line); border-radius: .3rem; color: var(--ink); display: block; min-width: 1.75rem;
   overflow-wrap: anywhere; padding: .1rem .4rem; text-align: center; }
 .choice input:checked + span { background: var(--ink); border-color: var(--ink); color: var(--paper); }
-.choice input:focus-visible + span, .box input:focus-visible, .scroll:focus-visible { outline: 3px solid var(--for);
+.choice input:focus-visible + span, .box input:focus-visible { outline: 3px solid var(--for);
   outline-offset: 1px; }
 .status { font-weight: 600; margin: .75rem 0 .25rem; }
-h3 { color: var(--soft); font-size: 1rem; font-weight: 400; margin: .5rem 0 .25rem; }
-.tokens { line-height: 2; margin: 0 0 .75rem; }
-.tokens .token { margin: 0 .1rem; padding: .15rem .2rem; }
-.tokens .apart { margin-left: .35rem; }
 .token.unknown { outline: 2px dotted var(--soft); }
-.scroll { max-width: 100%; overflow-x: auto; }
-.scroll td { overflow-wrap: anywhere; }
-.number, dd { font-variant-numeric: tabular-nums; }
-summary { cursor: pointer; padding: .25rem 0; }
-footer { border-top: 1px solid var(--line); margin-top: 1rem; padding-top: .5rem; }
 """

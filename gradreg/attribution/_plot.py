@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gradreg.attribution._check import EXAMPLE, number
+from gradreg.attribution._drawing import AGAINST, FOR, as_written, heat, printable
 from gradreg.attribution._fields import Fields
 from gradreg.attribution._look import chosen, is_real, one_axis, target_name, target_names
 from gradreg.errors import GradregError
 
 __all__ = ["plot"]
 
-FOR, AGAINST = "#2f6fde", "#d9730d"
 _UNIT = "score, in units of the target"
 _MOST_ROWS = 200  # of what can still be read, and drawn in seconds
 
@@ -57,12 +56,11 @@ def _bars(a: Fields, example: int, target: list[int]) -> Any:
     axes.tick_params(axis="y", length=0)
     _separate(axes, segments, horizontal=True)
     axes.set_title(_title(a, example, target), fontsize=10, parse_math=False)
-    _as_written(axes)
+    as_written(axes)
     return figure
 
 
 def _heat_map(a: Fields, example: int, given: list[int | None], free: int) -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     size = next(iter(a.by_key.values())).shape[1 + free]
@@ -71,14 +69,12 @@ def _heat_map(a: Fields, example: int, given: list[int | None], free: int) -> An
         names, values, segments = _sources(a, example, [place if one is None else one for one in given])
         rows.append(values)
     grid = np.stack(rows)
-    largest = float(np.nanmax(np.abs(grid), initial=0.0)) or 1.0
     _limited(len(names), "tokens")
     figure = Figure(figsize=(max(5.0, 2.6 + 0.3 * len(names)), max(3.2, 1.8 + 0.26 * size)), layout="constrained")
     axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("against-for", [AGAINST, "white", FOR])
-    image = axes.imshow(grid, cmap=colors, vmin=-largest, vmax=largest, aspect="auto")
+    image = heat(axes, grid)
     labels = [
-        f"{n} {_visible(own) if own else ''}".strip()
+        f"{n} {printable(own) if own else ''}".strip()
         for n, own in enumerate(own or "" for own in target_names(a, free, example))
     ]
     axes.set(xticks=range(len(names)), yticks=range(size), ylabel=a.target_axes[free])
@@ -87,7 +83,7 @@ def _heat_map(a: Fields, example: int, given: list[int | None], free: int) -> An
     _separate(axes, segments, horizontal=False)
     axes.set_title(_title(a, example, given), fontsize=10, parse_math=False)
     figure.colorbar(image, ax=axes, label=_UNIT)
-    _as_written(axes)
+    as_written(axes)
     return figure
 
 
@@ -100,7 +96,7 @@ def _sources(a: Fields, example: int, target: list[int]) -> tuple[list[str], Any
         segments.append((len(names), a.segments.get(key, key)))
         for place, (label, score) in enumerate(zip(labels, scores.double().tolist(), strict=True)):
             if is_real(a, key, example, place):
-                names.append(_visible(label))
+                names.append(printable(label))
                 values.append(score)
     if not names:
         raise GradregError(f"Example {example} has no real positions to draw.")
@@ -130,29 +126,3 @@ def _limited(count: int, what: str) -> int:
 def _title(a: Fields, example: int, given: Sequence[int | None]) -> str:
     fixed = [target_name(a, axis, one, example) for axis, one in enumerate(given) if one is not None]
     return ", ".join([a.method.replace("_", " "), f"{EXAMPLE} {example}", *fixed])
-
-
-def _visible(label: str) -> str:
-    """Return a label as it can be drawn: white space alone as a sign, letters that the font lacks as their numbers."""
-    text = label.strip().replace("\n", "\u23ce") or label.replace("\n", "\u23ce").replace(" ", "\u2423") or "\u2205"
-    letters = _letters(_font())
-    return "".join(one if ord(one) in letters else one.encode("ascii", "backslashreplace").decode() for one in text)
-
-
-def _font() -> str:
-    from matplotlib.font_manager import FontProperties, findfont
-
-    return str(findfont(FontProperties()))
-
-
-@functools.cache
-def _letters(font: str) -> frozenset[int]:
-    from matplotlib.font_manager import get_font
-
-    return frozenset(get_font(font).get_charmap())
-
-
-def _as_written(axes: Any) -> None:
-    """Keep dollar signs of tokens from being read as mathematics."""
-    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        text.set_parse_math(False)

@@ -15,7 +15,7 @@ from gradreg.errors import GradregError
 from gradreg.model import MAP_SUFFIX, unwrap
 from gradreg.wrt import Wrt
 
-__all__ = ["Sources", "check_per", "read_sources"]
+__all__ = ["Sources", "chosen_per", "read_sources"]
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,25 @@ def _fits(given: object, shape: torch.Size) -> TypeGuard[Tensor]:
     return isinstance(given, Tensor) and given.dim() == 2 and given.shape == shape
 
 
-def check_per(per: str, values: Mapping[str, Tensor]) -> None:
-    """Refuse units that there are not.
+def chosen_per(per: str, values: Mapping[str, Tensor]) -> str:
+    """Return the units of scores: `"token"` or `"feature"`, for `"auto"` by the shape of what is attributed to.
+
+    Positions with at most one axis of features behind them, `[n, L]` and `[n, L, d]`, are tokens; pictures and attention maps
+    are not.
 
     Raises:
         GradregError: If `per` is unknown, or tokens are asked of a value without an axis of positions.
     """
-    if per not in ("token", "feature"):
-        raise GradregError(f"per={per!r}; allowed are 'token' (positions along the second axis) and 'feature'.")
+    if per not in ("auto", "token", "feature"):
+        raise GradregError(
+            f"per={per!r}; allowed are 'token' (positions along the second axis), 'feature', and 'auto' (by the shape)."
+        )
+    if per == "auto":
+        return "token" if all(2 <= value.dim() <= 3 for value in values.values()) else "feature"
     for key, value in values.items():
         if per == "token" and value.dim() < 2:
             raise GradregError(
                 f"per='token' needs positions along the second axis, but {key!r} has shape {tuple(value.shape)}; use "
                 "per='feature'."
             )
+    return per

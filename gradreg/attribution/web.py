@@ -9,14 +9,15 @@ from typing import Any
 __all__ = ["document", "escaped", "script_data"]
 
 
-def document(title: str, body: str, *, style: str = "", script: str = "") -> str:
+def document(title: str, body: str, *, style: str = "", script: str = "", data: Any = None) -> str:
     """Write a page around a body.
 
     Args:
         title: Plain text.
         body: HTML.
         style: CSS after the common one.
-        script: JavaScript, without anything from users; these go through `script_data`.
+        script: JavaScript, without anything from users; that is in `data`.
+        data: What the script reads from the element `data`, as JSON; None for nothing.
 
     Returns:
         HTML with a policy that forbids it to fetch anything.
@@ -29,6 +30,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escaped(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n{body}"
+        + (f'<script type="application/json" id="data">{script_data(data)}</script>\n' if data is not None else "")
         + (f"<script>\n{script}</script>\n" if script else "")
         + "</body>\n</html>\n"
     )

@@ -44,7 +44,8 @@ def gradients(
         model: Any module. With heads (`SharedBase`, `Ensemble`), `of` is given one head's outputs.
         batch: A `Batch`, a tensor, a pair `(inputs, targets)` or a mapping with `labels`.
         of: What is differentiated: `(outputs, batch) -> [n]` or `[n, *targets]`.
-        wrt: With respect to what: `Inputs()`, `Features()`, `Outputs()`, `Activations(glob)`, `Params(glob)`, or a tuple.
+        wrt: With respect to what: `Inputs()`, `Features()`, `Outputs()`, `Activations(glob)`, `Embeddings()`,
+            `AttentionMaps(layers)`, `Params(glob)`, or a tuple.
         per: `"example"`, or the sum over examples of every `"group"` (sorted by value) or of the `"batch"`.
         mean: Average over the examples of a group or batch instead of summing.
         at: Values of `wrt` to evaluate at, by result key.
@@ -52,13 +53,14 @@ def gradients(
             that require grad.
         randomness: `"different"`, `"same"` or `"error"`: the random numbers of examples under vmap.
         chunk_size: Examples at a time. None: all at once for points, within a share of memory for parameters.
-        route: `"auto"`, `"capture"`, `"vmap"`, `"batch"` or `"loop"`. All give the same numbers; see `plan`.
+        route: `"auto"`, `"capture"`, `"factors"`, `"vmap"`, `"batch"` or `"loop"`. All give the same numbers; see `plan`.
 
     Returns:
         From key to gradient. Keys are `"inputs"` or the input's name, `"features"`, `"outputs"`, module names (`name#k` for
         the k-th of several calls) and parameter names. Per example `[n, *targets, *shape]`; with heads
         `[n, K, *targets, *shape]` for points and, for parameters, the sum over heads `[n, *targets, *shape]`. Per group
-        `[groups, ...]`, per batch without the first axis. What is not used has gradient zero.
+        `[groups, ...]`, per batch without the first axis. What is not used has gradient zero. Attention maps have keys
+        `module:attention`.
 
     Raises:
         GradregError: If something does not fit: `BatchError`, `UnknownNameError`, `ScalarError`, `HeadsError`,

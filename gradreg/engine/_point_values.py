@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from gradreg.batch import Batch
+from gradreg.batch import Batch, substituted
 from gradreg.engine._checks import check_batch_axes, check_independent
 from gradreg.engine._evaluate import check_targets, evaluate
 from gradreg.engine._observe import grad_mode, observe
@@ -47,7 +47,7 @@ def point_values(
     session = current_session()
     if not at and session is not None and session.might_serve(model, batch, "example", at, True, "auto"):
         capture, heads, of = session.capture, session.heads, bind(of, session.inner)
-        values = evaluate(of, capture.outputs, batch.with_inputs(capture.batch.named_inputs()), heads)
+        values = evaluate(of, capture.outputs, substituted(batch, capture.batch.named_inputs()), heads)
         return values if differentiable else values.detach()
     request = resolve(model, batch, of, wrt, at=at, differentiable=differentiable)
     graph = grad_mode() if differentiable else nullcontext()

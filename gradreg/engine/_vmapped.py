@@ -64,7 +64,6 @@ def vmapped_gradients(request: Request) -> dict[str, Tensor]:
         except VMAP_FAULTS:
             if not looks_at_masks(request.inner):
                 raise
-    if _key(request) not in known:
         _compare(request)
         _COMPARED.setdefault(request.inner, set()).add(_key(request))
     with masks_in_full():
@@ -148,7 +147,7 @@ def _compare(request: Request) -> None:
 def _unlike(batch: Batch) -> Batch:
     """Return the two examples with the fewest and the most visible tokens, the first two where there is no mask."""
     mask = batch.inputs.get("attention_mask") if isinstance(batch.inputs, Mapping) else None
-    if not isinstance(mask, Tensor):
+    if not isinstance(mask, Tensor) or mask.dim() < 2:
         return batch[:2]
     visible = (mask != 0).flatten(1).sum(1)
     places = [int(visible.argmin()), int(visible.argmax())]

@@ -80,6 +80,8 @@ def _takes_mapping(model: nn.Module, named: Mapping[str, Any]) -> bool:
     except TypeError as problem:
         try:
             signature.bind(named)
+            if named.keys() & signature.parameters.keys():
+                raise problem  # the mapping holds its arguments, and some that it does not know
         except TypeError:
             raise BatchError(
                 f"The inputs {sorted(named)} do not fit {type(model).__name__}.forward{signature}: {problem}."

@@ -27,9 +27,9 @@ def input_embeddings(model: nn.Module) -> dict[str, int]:
     tables = [name for name, module in walk(model) if isinstance(module, nn.Embedding)]
     if len(tables) == 1:
         return {tables[0]: 1}
+    has = f"several embeddings ({closest('embed', tables)})" if tables else "no nn.Embedding"
     raise UnknownNameError(
-        f"{type(model).__name__} has {len(tables)} embeddings ({closest('embed', tables)}) and does not say which one embeds its "
-        'inputs: name it, Embeddings("<module>").'
+        f'{type(model).__name__} has {has} and does not say what embeds its inputs: name it, Embeddings("<module>").'
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,8 +33,8 @@ def check_readable(model: nn.Module, batch: Batch, where: str = "batch") -> None
         where: What the caller calls it.
 
     Raises:
-        BatchError: If a tensor holds no numbers, or token ids are no integers, of no such shape or outside the vocabulary, or
-            their mask is of another shape.
+        BatchError: If a tensor holds no numbers, a name is nearly an argument's, or token ids are no integers, of no such
+            shape or outside the vocabulary, or their mask is of another shape.
         CompatibilityError: If the weights hold no numbers.
     """
     parameter = next(model.parameters(), None)
@@ -46,6 +49,7 @@ def check_readable(model: nn.Module, batch: Batch, where: str = "batch") -> None
             raise BatchError(f"{where}[{name!r}] is on the device 'meta', which holds shapes and no numbers.")
     if not any(name in tensors for name in _IDS) or any(_transformed(value) for value in tensors.values()):
         return
+    _check_spelling(model, named, where)
     tables = input_tables(model)
     for name, table in zip(_IDS, (tables * 2)[:2] if tables else (), strict=False):
         if name in tensors:
@@ -53,6 +57,20 @@ def check_readable(model: nn.Module, batch: Batch, where: str = "batch") -> None
             # beside pictures or sounds an id outside of the table may stand for one
             if not any(value.is_floating_point() and value.dim() > 2 for value in tensors.values()):
                 _check_vocabulary(tensors[name], table, f"{where}[{name!r}]", model)
+
+
+def _check_spelling(model: nn.Module, named: Mapping[str, Any], where: str) -> None:
+    """Refuse names that are nearly those of arguments: models of transformers swallow any name, and a mask would be lost."""
+    known = inspect.signature(model.forward).parameters
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in known.values()):
+        return  # the call itself refuses them
+    for name in named:
+        near = [] if name in known else difflib.get_close_matches(name, known.keys() - named.keys(), 1, 0.85)
+        if near:
+            raise BatchError(
+                f"{where} has an input {name!r}, which {type(model).__name__} does not take and would ignore. Is {near[0]!r} "
+                "meant?"
+            )
 
 
 def unreadable(model: nn.Module, batch: Batch, problem: Exception) -> BatchError | None:

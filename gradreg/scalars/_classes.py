@@ -35,6 +35,12 @@ class _ClassScalar:
 
     def _pick(self, values: Tensor, index: int) -> Tensor:
         classes = values.shape[-1]
+        number: Any = index  # numbers of NumPy and tensors without axes are fine
+        if not hasattr(number, "__index__") or (isinstance(number, Tensor) and number.dim() > 0):
+            raise ScalarError(
+                f"{type(self).__name__}({index!r}) but a class is one number, here 0 to {classes - 1}. For one class per "
+                "example put them into the batch as targets and use true_logit(); numbers of names are in config.label2id."
+            )
         if not -classes <= index < classes:
             raise ScalarError(f"{type(self).__name__}({index}) but the outputs have {classes} classes.")
         return values[..., index]

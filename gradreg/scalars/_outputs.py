@@ -58,7 +58,8 @@ def read_outputs(outputs: Any, output: str | int | None = None) -> Tensor:
 def read_targets(batch: Batch, name: str) -> Any:
     if batch.targets is None:
         raise ScalarError(
-            f"{name} needs targets, but the batch has none. Pass (inputs, targets) or Batch(inputs, targets)."
+            f"{name} needs targets, but the batch has none. Pass (inputs, targets), Batch(inputs, targets), or a mapping "
+            "with 'labels'."
         )
     return batch.targets
 

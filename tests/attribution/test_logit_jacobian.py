@@ -149,3 +149,19 @@ def test_wrong_tokens_and_outputs_are_refused(classifier: nn.Module) -> None:
         gr.logit_jacobian(nn.Linear(3, 4), torch.zeros(5, 3), gr.Inputs(), tokens=[0])
     with pytest.raises(gr.GradregError, match="axis of classes"):
         gr.logit_jacobian(nn.Flatten(0), torch.zeros(5, 1), gr.Inputs())
+
+
+def test_it_is_shown_by_its_shapes_and_classes_are_numbers(classifier: nn.Module) -> None:
+    jacobian = gr.logit_jacobian(classifier, tokens([4, 3]), gr.Embeddings())
+    (key,) = jacobian.by_key
+    assert (
+        repr(jacobian)
+        == f"LogitJacobian of logits {list(jacobian.logits.shape)}: {key!r} {list(jacobian.by_key[key].shape)}"
+    )
+    assert jacobian.logit()[key] is jacobian.by_key[key]
+    same(jacobian.logit(torch.tensor(1)), jacobian.logit(1))  # type: ignore[arg-type]  # as an index of torch
+    with pytest.raises(gr.GradregError, match="class 'good' is no number; allowed are integers from 0 to"):
+        jacobian.probability("good")  # type: ignore[arg-type]
+    for wrong in ("good", torch.tensor([0, 1])):
+        with pytest.raises(gr.errors.ScalarError, match=r"a class is one number.*use true_logit\(\)"):
+            gr.gradients(classifier, tokens([4, 3]), gr.logit(wrong), gr.Embeddings())  # type: ignore[arg-type]

@@ -312,6 +312,28 @@ def test_heads_and_ensembles_show_the_maps_of_every_head() -> None:
                 assert_same(found[key][:, i], value)
 
 
+def test_heads_that_run_in_one_vmapped_pass_show_all_their_maps() -> None:
+    class Equal(Own):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.settings  # dictionaries are not known to be equal
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(*self.qkv(x)).transpose(1, 2).flatten(2)
+
+    x, heads = tensor(2, 5, 8), [made(Equal) for _ in range(4)]
+    for i, head in enumerate(heads):
+        head.projections[2].bias.data.fill_(0.1 * i)
+    model = gr.Ensemble(heads)
+    note = gr.plan(model, x, several, gr.Inputs()).notes[0]
+    assert "vmapped" in note  # without maps
+    found = gr.gradients(model, x, several, gr.AttentionMaps())
+    assert list(found) == [f"models.{i}:attention" for i in range(4)]
+    for i, head in enumerate(heads):
+        own = gr.gradients(head, x, several, gr.AttentionMaps())[":attention"]
+        assert_same(found[f"models.{i}:attention"][:, i], own)
+
+
 CALLS = {"n": 0}
 
 

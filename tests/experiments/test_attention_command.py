@@ -69,6 +69,7 @@ def test_folders_of_the_user(tmp_path, family, options, of, sides):
     assert (tmp_path / "attention" / "attention.txt").read_text() == f"{report}\n"
     assert str(report) in done.stdout
     assert (tmp_path / "attention" / "attention.png").stat().st_size > 10_000
+    assert (tmp_path / "attention" / "attention.html").read_text() == report.to_html()
     if "layers=[1]" in options:
         assert report.sides["self"].layers == (1,)
     if "of=contrastive" in options:

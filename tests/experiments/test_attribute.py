@@ -236,6 +236,7 @@ def test_the_command(folders, tmp_path):
     assert finished.returncode == 0, finished.stderr
     assert "Written to attribute: attribution.safetensors, attribution.json" in finished.stdout
     assert (tmp_path / "attribute" / "attribution.html").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["attribute"]
 
 
 @pytest.mark.parametrize("model", ["minilm", "smollm2"])

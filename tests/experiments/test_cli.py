@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
+from omegaconf import OmegaConf
 
 from gradreg.experiments import cli
 from gradreg.experiments.environment import gradreg_version
 from gradreg.experiments.hints import null_lists, override_hints
+from gradreg.experiments.usage import usage
 from tests.experiments.in_process import call
 
 
@@ -27,6 +31,23 @@ def test_overview_and_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"gradreg {gradreg_version()}\n"
     assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize("name", ["attribute", "attention", "similarity", "index", "query"])
+def test_help_explains_every_option_of_commands_in_one_file(name, capsys):
+    assert cli.main([name, "--help"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith(f"gradreg {name}: ")
+    options = re.findall(r"^(\w+):.*?(#.*)?$", printed.out.split("Options, ")[1], flags=re.MULTILINE)
+    config = OmegaConf.load(resources.files("gradreg.conf") / f"{name}.yaml")
+    assert [key for key, _ in options] == [key for key in config if key not in ("defaults", "hydra")]
+    assert all(comment for _, comment in options)
+
+
+def test_help_is_that_of_hydra_where_there_are_groups():
+    for name in ("train", "check", "study"):
+        assert usage(name) is None
 
 
 def test_unknown_command_names_the_closest(capsys):

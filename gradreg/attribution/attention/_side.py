@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradreg.attribution.attention._kinds import ALL
 from gradreg.errors import UnknownNameError, closest
 
 __all__ = ["AttentionSide"]
@@ -46,5 +47,7 @@ class AttentionSide:
             raise UnknownNameError(f"There is no quantity {quantity!r}; there are {closest(quantity, self.table, 9)}.")
         if kind not in self.kinds:
             gone = " It was asked for, but no query sees such a key." if kind in self.absent else ""
+            if tuple(self.kinds) == (ALL,):
+                gone = " Give attention_report tokenizer=, which tells special tokens and punctuation, or kinds=."
             raise UnknownNameError(f"There is no kind {kind!r}; there are {closest(kind, self.kinds, 9)}.{gone}")
         return self.table[quantity][:, :, self.kinds.index(kind)]

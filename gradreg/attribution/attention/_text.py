@@ -19,7 +19,9 @@ def side_as_lines(side: AttentionSide) -> list[str]:
     layers, heads = side.queries.shape
     what = "self-attention" if side.name.startswith("self") else f"{side.name} attention"
     queries = int(side.queries[0].max())
-    lines = [f"{what}: {layers} layers of {heads} heads, {queries} queries; means over heads"]
+    lines = [
+        f"{what}: {layers} layers of {heads} heads, {queries} queries; means over heads, of gradients without sign"
+    ]
     if side.absent:
         lines.append(f"  absent: {', '.join(side.absent)}")
     lines += _table(side)

@@ -85,7 +85,8 @@ def read_pair(batch_a: Any, batch_b: Any, inner: nn.Module) -> dict[str, Batch]:
     for name, batch in batches.items():
         if len(batch) != 1:
             raise BatchError(
-                f"{name} holds {len(batch)} examples; one is allowed. Slice it ({name}[:1]), and give others as calibration."
+                f"{name} holds {len(batch)} examples; one is allowed. Give one row of every tensor (value[:1]; of a Batch, "
+                f"{name}[:1]), and others as calibration."
             )
     return batches
 

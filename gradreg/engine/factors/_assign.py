@@ -20,7 +20,7 @@ CHANGED = "what the module read was changed in place afterwards"
 
 
 # What a module can be given again; a cache of keys and values, for one, holds what the first call wrote
-_PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
+_PLAIN = (Tensor, bool, int, float, complex, str, bytes, slice, range, type(None), torch.dtype, torch.device, Enum)
 
 
 @dataclass

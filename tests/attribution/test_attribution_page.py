@@ -12,7 +12,7 @@ import gradreg as gr
 from gradreg.attribution.web import script_data
 from gradreg.errors import GradregError
 from gradreg.experiments.page import Card, Question, Text, page
-from tests.browser import browser
+from tests.browser import CONTRAST, browser
 
 EVIL = '</script><img src="https://example.invalid/x" onerror="window.hacked=1"><!-- \u2028 &lt; '
 CLASSES = ["O", "B-PER", EVIL]
@@ -227,31 +227,6 @@ def test_nothing_may_be_fetched(chromium, file):
         refused = "fetch('https://example.invalid/').then(() => 'sent', () => 'refused')"
         assert tab.run(refused) == "refused"
         assert any("Content Security Policy" in one for one in tab.complaints)
-
-
-CONTRAST = """
-(() => {
-  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-  const over = (...colors) => {  // as the browser paints them, one over the other
-    canvas.clearRect(0, 0, 1, 1);
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const light = rgb => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, n) => sum + v * [.2126, .7152, .0722][n], 0);
-  const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
-  const paper = getComputedStyle(document.body).backgroundColor;
-  const found = [];
-  for (const e of document.querySelectorAll('h1, h2, h3, p, dt, dd, .token, .choice span, legend, label, select, summary, a')) {
-    if (!e.getClientRects().length) continue;
-    const layers = [];
-    for (let at = e; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
-    const below = over(paper, ...layers);
-    found.push([contrast(over(getComputedStyle(e).color), below), e.tagName + '.' + e.className, light(below)]);
-  }
-  return found;
-})()
-"""
 
 
 @pytest.mark.parametrize("dark", [False, True])
