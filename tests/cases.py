@@ -75,7 +75,7 @@ def small_batch(n: int = 4) -> gr.Batch:
 
 
 def _diverse(**options: object) -> Callable[[], gr.Regularizer]:
-    return lambda: gr.regularizers.DiverseHeads(**options)  # type: ignore[arg-type]
+    return lambda: gr.regularizers.DiverseHeads(**options)
 
 
 CASES = [

@@ -109,11 +109,11 @@ class PointCase:
 
 
 R = gr.regularizers
-FAKE: Extras = lambda x: {"fake": like(x), "alpha": torch.rand(x.shape[0], dtype=x.dtype)}  # noqa: E731
-REFERENCES: Extras = lambda x: {"references": like(x, 2), "alpha": torch.rand(x.shape[0], 2, dtype=x.dtype)}  # noqa: E731
-PROJECTIONS: Extras = lambda x: {"projections": rows(x, 2, CLASSES)}  # noqa: E731
-DELTA: Extras = lambda x: {"delta": 0.3 * like(x)}  # noqa: E731
-MASK: Extras = lambda x: {"mask": like(x) > 0}  # noqa: E731
+FAKE: Extras = lambda x: {"fake": like(x), "alpha": torch.rand(x.shape[0], dtype=x.dtype)}
+REFERENCES: Extras = lambda x: {"references": like(x, 2), "alpha": torch.rand(x.shape[0], 2, dtype=x.dtype)}
+PROJECTIONS: Extras = lambda x: {"projections": rows(x, 2, CLASSES)}
+DELTA: Extras = lambda x: {"delta": 0.3 * like(x)}
+MASK: Extras = lambda x: {"mask": like(x) > 0}
 
 POINT_CASES = [
     PointCase("InputGradient", R.InputGradient, with_heads=True),

@@ -148,7 +148,7 @@ def derivatives_used(tree: ast.AST) -> Iterator[str]:
     names: dict[str, str] = {}  # local name -> full name
     for name, node in imports(tree, "", False):
         if name.startswith("torch"):
-            alias = next(a for a in node.names if name.endswith(a.name))  # type: ignore[attr-defined]
+            alias = next(a for a in node.names if name.endswith(a.name))
             names[alias.asname or (name if isinstance(node, ast.Import) else alias.name)] = name
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):

@@ -142,7 +142,7 @@ def test_second_point_depends_on_the_first_gradient() -> None:
     with counted(model) as calls:
         loss, logs = objective(model, batch)
     assert calls.forward == 2  # the shared forward serves the task and the first point
-    of = lambda z: F.cross_entropy(z, batch.targets, reduction="none")  # noqa: E731
+    of = lambda z: F.cross_entropy(z, batch.targets, reduction="none")
     first = by_hand(model, batch.inputs, of)
     moved = by_hand(model, batch.inputs + 0.1 * first.detach().sign(), of)
     expected = (moved - first).square().sum(1).mean()
@@ -302,7 +302,7 @@ def test_detached_penalties_are_refused() -> None:
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(GradregError, match=r"not a gradreg\.Regularizer"):
-        gr.Objective(F.cross_entropy, penalty=lambda model, batch: 0)  # type: ignore[arg-type]
+        gr.Objective(F.cross_entropy, penalty=lambda model, batch: 0)
     with pytest.raises(GradregError, match="finite number from 0"):
         gr.regularizers.DiverseHeads(weight=-1.0)
     with pytest.raises(GradregError, match="finite number from 0"):

@@ -49,10 +49,10 @@ def test_comments_with_shapes_are_true() -> None:
     names: dict[str, object] = {"__name__": "readme"}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(code, "README.md", "exec"), names)
-    assert tuple(names["jacobian"].shape) == (8, 3, 20)  # type: ignore[attr-defined]
-    assert tuple(names["per_example"]["0.weight"].shape) == (8, 64, 20)  # type: ignore[index]
-    assert tuple(names["sums"].shape) == (8, 3, 5)  # type: ignore[attr-defined]
-    assert names["inside"].requires_grad  # type: ignore[attr-defined]
+    assert tuple(names["jacobian"].shape) == (8, 3, 20)
+    assert tuple(names["per_example"]["0.weight"].shape) == (8, 64, 20)
+    assert tuple(names["sums"].shape) == (8, 3, 5)
+    assert names["inside"].requires_grad
 
 
 def test_the_two_commands_are_those_that_ci_runs() -> None:

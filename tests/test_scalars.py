@@ -164,7 +164,7 @@ def test_a_fixed_reduction_is_refused() -> None:
     with pytest.raises(ScalarError, match="must not reduce"):
         loss(lambda outputs, targets: F.cross_entropy(outputs, targets))(Z, BATCH)
     with pytest.raises(ScalarError, match="function or module"):
-        loss("cross_entropy")  # type: ignore[arg-type]
+        loss("cross_entropy")
 
 
 def test_an_example_s_own_axes_are_summed_or_averaged() -> None:
@@ -382,7 +382,7 @@ def test_different_scalars_differ() -> None:
 def test_binding_asks_the_model_every_time() -> None:
     of, model = loss(F.cross_entropy), nn.Linear(2, 2)
     assert bind(of, model) is bind(of, model)
-    assert bind(of, model).shift is False  # type: ignore[attr-defined]
-    model.loss_type = "ForCausalLM"  # type: ignore[assignment]
-    assert bind(of, model).shift is True  # type: ignore[attr-defined]
+    assert bind(of, model).shift is False
+    model.loss_type = "ForCausalLM"
+    assert bind(of, model).shift is True
     assert of == loss(F.cross_entropy)

@@ -41,14 +41,14 @@ def test_numbers_and_functions() -> None:
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "1", None, True])
 def test_bad_weights(weight: object) -> None:
     with pytest.raises(GradregError, match="finite number from 0"):
-        Constant(weight)  # type: ignore[arg-type]
+        Constant(weight)
     with pytest.raises(GradregError, match=r"'penalty' at step 3.*finite number"):
-        weight_at(lambda step: weight, 3, "penalty")  # type: ignore[arg-type, return-value]
+        weight_at(lambda step: weight, 3, "penalty")
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_bad_steps(steps: object) -> None:
     with pytest.raises(GradregError, match="whole number of steps"):
-        WarmUp(1.0, steps)  # type: ignore[arg-type]
+        WarmUp(1.0, steps)
     with pytest.raises(GradregError, match="whole number of steps"):
-        Every(steps, 1.0)  # type: ignore[arg-type]
+        Every(steps, 1.0)

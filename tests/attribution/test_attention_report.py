@@ -483,7 +483,7 @@ def test_bad_input(options, text):
 def test_masks_of_an_encoder_decoder_say_whose_they_are():
     family = FAMILY["BART"]
     model, batch = family.make(), family.batch()
-    of = lambda outputs, batch: outputs.logits[:, -1, 5]  # noqa: E731
+    of = lambda outputs, batch: outputs.logits[:, -1, 5]
     source = kinds_of(batch.inputs["input_ids"])
     with pytest.raises(gr.GradregError, match="which its masks belong to"):
         gr.attention_report(model, batch, of, kinds=source)

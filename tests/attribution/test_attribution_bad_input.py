@@ -142,16 +142,16 @@ def test_a_baseline_that_is_the_input_is_complete() -> None:
 
 
 OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
-    "keep": (lambda: gr.token_baseline(1, keep=3), "keep=3"),  # type: ignore[arg-type]
-    "layers": (lambda: gr.AttentionMaps(1.5), "number of a layer"),  # type: ignore[arg-type]
+    "keep": (lambda: gr.token_baseline(1, keep=3), "keep=3"),
+    "layers": (lambda: gr.AttentionMaps(1.5), "number of a layer"),
     "layers that are told by truth": (lambda: gr.AttentionMaps(True), "number of a layer"),
-    "embeddings": (lambda: gr.Embeddings(3), "a glob is a text"),  # type: ignore[arg-type]
-    "activations": (lambda: gr.Activations(None), "a glob is a text"),  # type: ignore[arg-type]
-    "parameters": (lambda: gr.Params(0), "a glob is a text"),  # type: ignore[arg-type]
-    "std of text": (lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std="x"), "std='x'"),  # type: ignore[arg-type]
-    "std of none": (lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=None), "std=None"),  # type: ignore[arg-type]
+    "embeddings": (lambda: gr.Embeddings(3), "a glob is a text"),
+    "activations": (lambda: gr.Activations(None), "a glob is a text"),
+    "parameters": (lambda: gr.Params(0), "a glob is a text"),
+    "std of text": (lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std="x"), "std='x'"),
+    "std of none": (lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=None), "std=None"),
     "samples": (
-        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, n_samples=1.5),  # type: ignore[arg-type]
+        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, n_samples=1.5),
         "n_samples=1.5; allowed are integers from 1",
     ),
     "samples of references": (
@@ -159,33 +159,33 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "n_samples=True; allowed are integers from 2",
     ),
     "generator": (
-        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, generator=3),  # type: ignore[arg-type]
+        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, generator=3),
         "generator=3",
     ),
     "generator of references": (
-        lambda: gr.expected_gradients(NET, BATCH, first, EMBEDDINGS, references=[PAD], generator=3),  # type: ignore[arg-type]
+        lambda: gr.expected_gradients(NET, BATCH, first, EMBEDDINGS, references=[PAD], generator=3),
         "generator=3",
     ),
     "chunk": (
-        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, chunk_size="a"),  # type: ignore[arg-type]
+        lambda: gr.smooth_grad(NET, BATCH, first, EMBEDDINGS, std=1.0, chunk_size="a"),
         "chunk_size='a'",
     ),
     "chunk that is told by truth": (
         lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS, chunk_size=True),
         "chunk_size=True",
     ),
-    "tokens": (lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS, tokens=1), "tokens=1"),  # type: ignore[arg-type]
+    "tokens": (lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS, tokens=1), "tokens=1"),
     "half a token": (
-        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS, tokens=[0.5]),  # type: ignore[list-item]
+        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS, tokens=[0.5]),
         "token 0.5 is no number",
     ),
     "a Jacobian of parameters": (lambda: gr.logit_jacobian(NET, BATCH, gr.Params()), "gradients of parameters"),
     "class": (
-        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS).probability("a"),  # type: ignore[arg-type]
+        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS).probability("a"),
         "class 'a' is no number",
     ),
     "targets": (
-        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS).loss(None),  # type: ignore[arg-type]
+        lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS).loss(None),
         "targets are a NoneType",
     ),
     "smoothing": (
@@ -193,11 +193,11 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "label_smoothing=2.0",
     ),
     "margin": (lambda: gr.logit_jacobian(NET, BATCH, EMBEDDINGS).margin(1, 1), "from itself"),
-    "kinds": (lambda: gr.attention_report(NET, BATCH, first, kinds="x"), "kinds='x'"),  # type: ignore[arg-type]
-    "queries": (lambda: gr.attention_report(NET, BATCH, first, queries=3), "queries=3"),  # type: ignore[arg-type]
+    "kinds": (lambda: gr.attention_report(NET, BATCH, first, kinds="x"), "kinds='x'"),
+    "queries": (lambda: gr.attention_report(NET, BATCH, first, queries=3), "queries=3"),
     "tokenizer": (lambda: gr.attention_report(NET, BATCH, first, tokenizer="bert"), "give a tokenizer of"),
     "target": (
-        lambda: gr.attention_report(NET, BATCH, first).target("a"),  # type: ignore[arg-type]
+        lambda: gr.attention_report(NET, BATCH, first).target("a"),
         "target 'a' is no number",
     ),
     "tokenizer of labels": (
@@ -205,11 +205,11 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "give a tokenizer of",
     ),
     "selection": (
-        lambda: gr.saliency(NET, BATCH, first, EMBEDDINGS).select("example", 1.5),  # type: ignore[arg-type]
+        lambda: gr.saliency(NET, BATCH, first, EMBEDDINGS).select("example", 1.5),
         "example 1.5 is no number",
     ),
     "labels": (
-        lambda: gr.Attribution({"x": torch.ones(2, 3)}, "m", "token", labels={"x": None}),  # type: ignore[dict-item]
+        lambda: gr.Attribution({"x": torch.ones(2, 3)}, "m", "token", labels={"x": None}),
         "a list of texts for every example",
     ),
 }

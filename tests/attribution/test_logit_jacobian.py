@@ -161,7 +161,7 @@ def test_it_is_shown_by_its_shapes_and_classes_are_numbers(classifier: nn.Module
     assert jacobian.logit()[key] is jacobian.by_key[key]
     same(jacobian.logit(torch.tensor(1)), jacobian.logit(1))  # type: ignore[arg-type]  # as an index of torch
     with pytest.raises(gr.GradregError, match="class 'good' is no number; allowed are integers from 0 to"):
-        jacobian.probability("good")  # type: ignore[arg-type]
+        jacobian.probability("good")
     for wrong in ("good", torch.tensor([0, 1])):
         with pytest.raises(gr.errors.ScalarError, match=r"a class is one number.*use true_logit\(\)"):
-            gr.gradients(classifier, tokens([4, 3]), gr.logit(wrong), gr.Embeddings())  # type: ignore[arg-type]
+            gr.gradients(classifier, tokens([4, 3]), gr.logit(wrong), gr.Embeddings())

@@ -274,7 +274,7 @@ def test_frozen_models_and_functions_are_refused() -> None:
     with pytest.raises(CompatibilityError, match="requires grad"):
         gr.check_double_backward(net, examples(), INPUT_GRADIENT)
     with pytest.raises(CompatibilityError, match=r"nn\.Module"):
-        gr.check_double_backward(lambda x: x, examples(), INPUT_GRADIENT)  # type: ignore[arg-type]
+        gr.check_double_backward(lambda x: x, examples(), INPUT_GRADIENT)
 
 
 def test_precision_of_the_model_where_double_is_impossible() -> None:

@@ -157,9 +157,9 @@ def test_wrt_that_is_no_description(wrt: Any) -> None:
 def test_of_and_model_that_are_none() -> None:
     model, batch = mlp()
     with pytest.raises(GradregError, match="callable"):
-        gradients(model, batch, 3, Inputs())  # type: ignore[arg-type]
+        gradients(model, batch, 3, Inputs())
     with pytest.raises(GradregError, match="Module"):
-        gradients(lambda x: x, batch, logit(0), Inputs())  # type: ignore[arg-type]
+        gradients(lambda x: x, batch, logit(0), Inputs())
 
 
 def test_groups_are_needed_for_groups() -> None:

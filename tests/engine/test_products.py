@@ -140,7 +140,7 @@ def test_the_model_is_left_as_found() -> None:
 def test_bad_input() -> None:
     model, a = network(), batch(4)
     with pytest.raises(GradregError, match="layer factors are of parameters"):
-        collect_factors(model, a, LOSS, gr.Inputs())  # type: ignore[arg-type]
+        collect_factors(model, a, LOSS, gr.Inputs())
     with pytest.raises(GradregError, match="chunk_size=0"):
         gr.products(model, a, a, LOSS, gr.Params("*"), chunk_size=0)
     with pytest.raises(UnknownNameError):

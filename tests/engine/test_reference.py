@@ -165,7 +165,7 @@ def test_pairwise_alignment_counts_pairs_and_heads() -> None:
     with pytest.raises(GradregError, match="one head"):
         reference.pairwise_alignment(heads[:, :1])
     with pytest.raises(GradregError, match="allowed are dot"):
-        reference.pairwise_alignment(heads, "angle")  # type: ignore[arg-type]
+        reference.pairwise_alignment(heads, "angle")
 
 
 def test_comparison_can_fail() -> None:

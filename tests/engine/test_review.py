@@ -248,7 +248,7 @@ def test_errors_name_the_way_out() -> None:
     with pytest.raises(ScalarError, match=r"batch\.extras"):
         gr.gradients(model, x, lambda outputs, batch: outputs[:, 0] * scale, gr.Params("*"))
     with pytest.raises(GradregError, match="at must be a mapping"):
-        gr.gradients(model, x, gr.logit(0), gr.Inputs(), at=x)  # type: ignore[arg-type]
+        gr.gradients(model, x, gr.logit(0), gr.Inputs(), at=x)
     dropout = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double()
     with pytest.raises(CompatibilityError, match="eval mode"):
         gr.gradients(dropout, x, gr.logit(0), gr.Params("*"), randomness="error")

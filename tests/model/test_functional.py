@@ -117,11 +117,11 @@ def test_preserved_runs_leave_no_trace(case: zoo.Case) -> None:
 def test_attributes_are_put_back_by_identity() -> None:
     net = nn.Linear(2, 2)
     first, kept = torch.zeros(2), torch.zeros(2)
-    net.cache, net.kept = first, kept  # type: ignore[assignment]
+    net.cache, net.kept = first, kept
     with preserved(net, set()):
         net.cache = torch.zeros(2)  # equal, but another tensor
         del net.kept
-        net.new = 1  # type: ignore[assignment]
+        net.new = 1
         net.training = False
     assert (net.cache is first, net.kept is kept, net.training) == (True, True, True)
     assert not hasattr(net, "new")

@@ -247,7 +247,7 @@ def test_bad_heads() -> None:
     with pytest.raises(HeadsError, match="empty"):
         Ensemble([])
     with pytest.raises(HeadsError, match="function"):
-        SharedBase(nn.Identity(), [nn.Identity(), torch.tanh])  # type: ignore[list-item]
+        SharedBase(nn.Identity(), [nn.Identity(), torch.tanh])
     with pytest.raises(HeadsError, match=r"\(2, 3\).*\(2, 2\)"):
         SharedBase(nn.Identity(), [nn.Linear(4, 2), nn.Linear(4, 3)])(torch.zeros(2, 4))
 

@@ -67,7 +67,7 @@ def test_first_and_second_derivative(similarity: str, shape: tuple[int, ...], re
 @EVERY
 def test_forward_mode_and_vmap(similarity: str) -> None:
     gradients, direction = random(2, 3, 4), random(2, 3, 4)
-    function = lambda g: pairwise_alignment(g, similarity)  # noqa: E731
+    function = lambda g: pairwise_alignment(g, similarity)
     _, tangent = torch.func.jvp(function, (gradients,), (direction,))
     expected = (torch.func.grad(function)(gradients) * direction).sum()
     torch.testing.assert_close(tangent, expected)

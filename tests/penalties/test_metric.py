@@ -122,7 +122,7 @@ def test_bad_input() -> None:
     with pytest.raises(GradregError, match="not finite"):
         as_metric(torch.full((2, 2), torch.nan))
     with pytest.raises(GradregError, match="a str"):
-        as_metric("pca")  # type: ignore[arg-type]
+        as_metric("pca")
     with pytest.raises(GradregError, match="gradients of 4 entries"):
         Metric(torch.eye(4))(torch.zeros(2, 3))
     with pytest.raises(GradregError, match="two examples"):

@@ -29,7 +29,7 @@ def test_rows() -> None:
 
 def test_forward_mode_and_vmap() -> None:
     rows, direction, matrix = random(3, 4).detach(), random(3, 4).detach(), symmetric(3)
-    form = lambda r: quadratic_form(r, matrix)  # noqa: E731
+    form = lambda r: quadratic_form(r, matrix)
     _, tangent = torch.func.jvp(form, (rows,), (direction,))
     torch.testing.assert_close(tangent, (torch.func.grad(form)(rows) * direction).sum())
     stack = random(2, 3, 4).detach()

@@ -28,7 +28,7 @@ def test_equals_the_formula(architecture: Architecture) -> None:
     penalty, model, batch = case_of("CURE", architecture)
     rows = []
     for x, y in zip(batch.inputs, batch.targets, strict=True):
-        loss = lambda z, y=y: -F.log_softmax(z, 0)[y]  # noqa: E731
+        loss = lambda z, y=y: -F.log_softmax(z, 0)[y]
         g = slope(model, x, loss)
         z = g.sign() / (g.sign().square().sum() + 1e-12).sqrt()
         rows.append((slope(model, x + 1.5 * z, loss) - g).square().sum())

@@ -33,7 +33,7 @@ def test_the_metric() -> None:
     model, x, y, d, M = linear(), random(5, 4), torch.tensor([0, 1, 2, 0, 1]), random(5, 4), random(4, 4)
     M = M @ M.T
     w = model.weight.detach()[y]
-    dot = lambda a, b: torch.einsum("ni,ij,nj->n", a, M, b)  # noqa: E731
+    dot = lambda a, b: torch.einsum("ni,ij,nj->n", a, M, b)
     expected = 1 - (dot(w, d) / (dot(w, w) * dot(d, d)).sqrt()).mean()
     same(GradientSupervision(metric=M)(model, gr.Batch(x, y, extras={"direction": d})), expected)
 

@@ -30,7 +30,7 @@ def test_equals_the_formula(architecture: Architecture) -> None:
     penalty, model, batch = case_of("LocalLinearity", architecture)
     rows = []
     for x, y, delta in zip(batch.inputs, batch.targets, batch.extras["delta"], strict=True):
-        loss = lambda z, y=y: -F.log_softmax(z, 0)[y]  # noqa: E731
+        loss = lambda z, y=y: -F.log_softmax(z, 0)[y]
         along = (slope(model, x, loss) * delta).sum()
         rise = loss(model((x + delta).unsqueeze(0))[0]) - loss(model(x.unsqueeze(0))[0])
         rows.append((rise - along).abs() + 0.75 * along.abs())

@@ -50,11 +50,11 @@ class Bent(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])  # type: ignore[attr-defined]
+        ctx.save_for_backward(inputs[0])
 
     @staticmethod
     def backward(ctx: object, cotangent: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        (x,) = ctx.saved_tensors
         return 2 * cotangent * x
 
     @staticmethod

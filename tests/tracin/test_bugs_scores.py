@@ -280,7 +280,7 @@ def test_cosine_relatif_and_aggregation() -> None:
         @ F.normalize(brute_gradients(toy_model(s), *TRAIN), dim=1).T
         for s, rate in ((0, 0.1), (1, 0.05))
     )
-    assert_scores(together, sums)  # type: ignore[arg-type]
+    assert_scores(together, sums)
 
 
 @pytest.mark.parametrize("normalize", [False, "cosine", "relatif"])

@@ -202,4 +202,4 @@ def test_a_loader_with_an_endless_sampler() -> None:
             return iter([0])
 
     with pytest.raises(gr.errors.BatchError, match="has no length"):
-        read_rows(DataLoader(TensorDataset(X, Y), sampler=Odd()))  # type: ignore[arg-type]
+        read_rows(DataLoader(TensorDataset(X, Y), sampler=Odd()))

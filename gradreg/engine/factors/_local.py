@@ -39,8 +39,8 @@ def local_pieces(
     module = call.module
     batched = [i for i, axis in enumerate(axes.inputs) if axis is not None]
     positions = list(gradients)
-    places = [axes.inputs[i].position for i in batched]  # type: ignore[union-attr]
-    ends = [axes.outputs[i].position for i in positions]  # type: ignore[union-attr]
+    places = [axes.inputs[i].position for i in batched]  # type: ignore[union-attr]  # not None there
+    ends = [axes.outputs[i].position for i in positions]  # type: ignore[union-attr]  # outputs with gradients have an axis
     detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.inputs]
 
     def pulled(values: dict[str, Tensor], *rows: Tensor) -> dict[str, Tensor]:

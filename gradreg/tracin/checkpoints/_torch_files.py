@@ -48,7 +48,7 @@ def torch_source(path: Path) -> Source:
     source = mapping_source(load_torch(path), str(path))
     optimizer = None
     if source.optimizer is not None:
-        optimizer = lambda: _optimizer(load_torch(path), str(path))  # noqa: E731
+        optimizer = lambda: _optimizer(load_torch(path), str(path))  # noqa: E731  # beside the None above
     # read again when they are wanted: a mapped file holds no memory meanwhile
     return Source(
         source.place,
