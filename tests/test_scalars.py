@@ -260,7 +260,7 @@ class GPTLMHeadModel(nn.Module):
 
 
 class EncoderDecoderForCausalLM(nn.Module):
-    class config:  # noqa: N801
+    class config:  # noqa: N801  # an attribute of models, not a class of ours
         is_encoder_decoder = True
 
 
