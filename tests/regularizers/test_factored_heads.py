@@ -18,6 +18,13 @@ def _whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradreg.regularizers.diverse_heads.factors_are_cheaper", lambda *_: True)
 
 
+class Halving(nn.Module):
+    """Works in place without saying so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+
 def head(*rest: nn.Module, width: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, width), *(rest or (nn.Softplus(), nn.Linear(width, 3))))
 
@@ -34,6 +41,8 @@ def heads_of(kind: str) -> list[nn.Module]:
         return [nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(5, 3)), head()]
     if kind == "in place":
         return [head(nn.SiLU(inplace=True), nn.Linear(4, 3)), head()]
+    if kind == "in place, unsaid":
+        return [head(Halving(), nn.Softplus(), nn.Linear(4, 3)), head()]
     if kind == "linear alone":
         return [nn.Linear(5, 3), head()]
     return [head(nn.Dropout(0.5), nn.Softplus(), nn.Linear(4, 3)), head()]
@@ -51,7 +60,9 @@ def in_step(model: nn.Module, reg: gr.Regularizer, batch: gr.Batch) -> tuple[Ten
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("kind", ["two", "three", "unequal", "one layer twice", "in place", "linear alone"])
+@pytest.mark.parametrize(
+    "kind", ["two", "three", "unequal", "one layer twice", "in place", "in place, unsaid", "linear alone"]
+)
 def test_the_step_is_that_of_whole_gradients(kind: str, similarity: str) -> None:
     model = gr.SharedBase(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), heads_of(kind)).double()
     batch = gr.Batch(torch.randn(7, 6, dtype=torch.float64), torch.randint(3, (7,)))
@@ -88,7 +99,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize(("kind", "taken"), [("two", True), ("one layer twice", False), ("in place", False)])
+@pytest.mark.parametrize(
+    ("kind", "taken"), [("two", True), ("one layer twice", False), ("in place", False), ("in place, unsaid", False)]
+)
 def test_the_short_way_is_taken_where_it_is_right(kind: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
     model = gr.SharedBase(nn.Linear(6, 5), heads_of(kind)).double()
